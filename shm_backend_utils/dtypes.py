@@ -1,8 +1,8 @@
-"""The one table of data types: Triton's names beside NumPy's and DLPack's.
+"""The one table of data types, with the names and codes of Triton, NumPy and DLPack for each.
 
 Triton's names are those of ``model_config.proto`` (without ``TYPE_``) and of the KServe v2 protocol, with one
 exception: the configuration's ``TYPE_STRING`` is ``BYTES`` on the wire. DLPack's codes are those of ``dlpack.h``.
-NumPy has no type for ``BF16``. The one of the package ``ml_dtypes`` stands for it or, if that is not installed, two
+NumPy has no type for ``BF16``. The table uses the type of the package ``ml_dtypes`` or, without that package, two
 opaque bytes (``V2``).
 """
 

@@ -1,6 +1,6 @@
 """The errors that both halves share, their codes in refusals, and a translator of other libraries' errors.
 
-The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
+The classes below :class:`ShmError` say whose fault an error is: caller, peer, model, machine.
 A message names the object, the value found, the value expected and the remedy. No message for a remote caller
 contains a shared-memory key, a token or a path. The text for a remote caller begins with the class's ``code``. Both
 halves branch on that code, never on prose.
@@ -86,7 +86,7 @@ def shown(value: object) -> str:
 
 
 def _is_literal(value: object) -> bool:
-    import numpy as np  # noqa: PLC0415  # these errors are also raised while the server is installed, before NumPy
+    import numpy as np  # noqa: PLC0415  # these errors must also work before NumPy is installed
 
     return isinstance(value, str | bytes | numbers.Number | np.generic | None)
 
@@ -253,7 +253,7 @@ class ReplayedRequestError(PeerError):
 
 
 class ProbedError(PeerError):
-    """The request is a probe or Triton's filler for an empty slot, and not for ``model.py``. No refusal is counted."""
+    """The request is a probe or Triton's filler for an empty slot, not for ``model.py``. It counts as no refusal."""
 
     code = "shm:probed"
 
@@ -295,13 +295,13 @@ class BudgetError(CallerError, ValueError):
 
 
 class MachineError(ShmError):
-    """The machine lacks something that is needed; the message says how to provide it."""
+    """The machine lacks something that this library needs; the message says how to provide it."""
 
     code = "shm:machine"
 
 
 class NoSharedMemoryError(MachineError):
-    """Shared memory, or a file descriptor for it, cannot be had. With ``path="auto"``, a call tries another path."""
+    """Shared memory, or a file descriptor for it, is not available. With ``path="auto"``, a call tries another path."""
 
 
 class PoolExhaustedError(MachineError, TimeoutError):
@@ -309,7 +309,7 @@ class PoolExhaustedError(MachineError, TimeoutError):
 
 
 NOT_OPENED: Final = frozenset({RegionGoneError.code, RegionRefusedError.code})
-"""Codes of models that could not open the memory: the call may succeed with other memory."""
+"""The codes which say that a model could not open the memory: the call may succeed with other memory."""
 
 # Triton may put a request's id and an ensemble's name in front of the code. No other text may stand there, because an
 # error of model.py may quote another request's code.

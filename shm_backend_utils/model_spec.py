@@ -123,7 +123,7 @@ class TensorSpec:
         )
 
     def reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that Triton reshapes a fitting one to; dimensions of any size keep their order."""
+        """Return the shape to which Triton reshapes a fitting shape; dimensions of any size keep their order."""
         if self.reshape is None:
             return shape
         sizes = iter([size for size, want in zip(shape, self.shape, strict=True) if want == -1])
@@ -146,11 +146,11 @@ class ModelSpec:
     max_batch_size: int  # 0 if requests have no batch dimension
     inputs: Mapping[str, TensorSpec]  # without the batch carrier, as are the outputs
     outputs: Mapping[str, TensorSpec]
-    paths: frozenset[str] | None  # declared by SHM_PATHS, or else by the batch carrier; None without both
+    paths: frozenset[str] | None  # declared by SHM_PATHS, or else by the batch carrier; None if by neither
     has_batch_carrier: bool  # an input carries the batch size of requests without tensors
     has_batcher: bool  # the server may serve several requests as one batch
-    is_decoupled: bool  # it answers a request with any number of responses, in a stream
-    is_ensemble: bool  # it consists of other models, which get its tensors from Triton
+    is_decoupled: bool  # the model answers a request with any number of responses, in a stream
+    is_ensemble: bool  # the model consists of other models, which get its tensors from Triton
     allowed_uids: str | None  # the text of SHM_ALLOWED_UIDS, unchecked; None where it is not set
     sequences: str = ""  # Triton's strategy, "direct" or "oldest"; empty for a model without sequences
     # The control inputs, which Triton adds to each request of a sequence and no client sends.
@@ -165,7 +165,7 @@ class ModelSpec:
         batched = max_batch_size > 0
         inputs = {tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("input", ())}
         declared = _declared_paths(config)
-        is_called_for = batched or declared is None  # a model without batches may have it to declare its paths
+        is_called_for = batched or declared is None  # without batches, the carrier may be there only to declare paths
         has_carrier = is_called_for and inputs.get(BATCH_CARRIER) == _tensor_spec(CARRIER, batched)
         if has_carrier:
             inputs.pop(BATCH_CARRIER)
@@ -203,7 +203,7 @@ class ModelSpec:
         raise PeerError(f"the server's description of model {model!r} is not a configuration of it; is this Triton?")
 
     def as_model_sees(self) -> ModelSpec:
-        """Return it with the shapes that ``model.py`` sees; the same object if no tensor has a ``reshape``."""
+        """Return the spec with the shapes that ``model.py`` sees; the same object if no tensor has a ``reshape``."""
         if all(tensor.reshape is None for each in (self.inputs, self.outputs) for tensor in each.values()):
             return self
         inputs, outputs = (
@@ -325,5 +325,5 @@ def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def is_of_python_backend(config: Mapping[str, Any]) -> bool:
-    """Return whether a model is in Python, or may be, as its configuration names no backend and no platform."""
+    """Return whether a model is in Python, or may be because its configuration names neither backend nor platform."""
     return bool(config.get("backend", "") == "python" or not (config.get("backend") or config.get("platform")))

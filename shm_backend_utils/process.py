@@ -67,7 +67,7 @@ class Origin(NamedTuple):
 
     what: str  # the user's action there
     code: CodeType  # of the function, or module
-    instruction: int  # its offset; the line number is looked up later, as that is slow in a long function
+    instruction: int  # its offset; ``line`` finds the line's number later, which is slow in a long function
 
     @property
     def line(self) -> int:

@@ -73,7 +73,7 @@ class AsyncShmClient(
         core, self._core = self._core, None
         if core is not None and self._loop is not None and not core.is_forked:
             driver = self._driver
-            del self._driver  # its connection goes with it: a process that forks must have none over gRPC
+            del self._driver  # and so its gRPC connection, which a process that forks must not have
             await driver.run(core.close())
             await driver.close()
         self._memory.end()
@@ -96,7 +96,7 @@ class AsyncShmClient(
         if self._core is None or self._core.is_forked or self._loop is not asyncio.get_running_loop():
             self._open()
         running = self._driver.run(operation, tally)
-        del operation  # it has the user's arrays, which must not live as long as the request
+        del operation  # else it keeps the user's arrays as long as the request
         return await running
 
     async def _responses(self, core: Core, opening: Steps[OpenStream]) -> AsyncGenerator[Result, None]:
@@ -107,7 +107,7 @@ class AsyncShmClient(
                 async for answer in answers:
                     results = await driver.run(stream.results(answer))
                     while results:
-                        yield results.pop()  # no reference stays here: its frame is free when the user lets go of it
+                        yield results.pop()  # keep no reference: the frame is free when the user drops the result
                     if core.is_forked:
                         raise ForkedError("this stream")
 

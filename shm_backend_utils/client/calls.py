@@ -1,4 +1,4 @@
-"""Calls: each takes memory, copies its inputs there, and sends a request; it retries only if that is surely safe."""
+"""Calls: each takes memory, copies its inputs there, and sends a request; it retries only if that is certainly safe."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ _REMEDY_OF_PREPARED: Final = f"the next infer of this call has room for as much 
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
 """The status, over gRPC and over HTTP, of a request that asks a decoupled model for a single response."""
 _DECOUPLED: Final = "model %r is decoupled: it may send any number of responses; ask for them by stream(), over gRPC"
-_INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # as Triton refuses tensors that a model does not take
+_INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # Triton's status for tensors that the model does not take
 
-_BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
+_BUSY_PAUSE_S: Final = 0.005  # the refusal of a late request takes less than a millisecond
 
 
 def infer(
     core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, elsewhere: Elsewhere | None = None
 ) -> Steps[Result]:
-    """Make a call; ``elsewhere`` makes sources of its inputs on GPUs, which may be lent by default."""
+    """Make a call; ``elsewhere`` turns inputs on GPUs into sources, and by default may lend them."""
     wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
-        given = sources(known.spec, inputs, elsewhere or core.on_gpus)  # noqa: F821  # deleted when it has been called
+        given = sources(known.spec, inputs, elsewhere or core.on_gpus)  # noqa: F821  # deleted after look() has run
         return given, known.lay_out(given, wanted, output_devices=devices)
 
     known, (given, layout) = yield from core.fitting(settings, look)
@@ -81,7 +81,7 @@ def infer(
     try:
         yield from _fill(call, given)
         del given, look, inputs  # else the user's arrays would live as long as the request
-        yield None  # they have been copied
+        yield None  # tells the driver that the inputs have been copied
         if core.is_closed:
             raise ClosedError("this client")
     except BaseException:
@@ -91,7 +91,7 @@ def infer(
 
 
 def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
-    """Return the result of a call that is being sent; retry the call if that is surely safe."""
+    """Return the result of a call that ``sending`` sends; retry the call if a retry is certainly safe."""
     failure: ShmError | None = None
     number = 0
     try:
@@ -100,7 +100,7 @@ def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
                 return (yield from _received(core, call, sending, _REMEDY, call.settings.deadline))
             except ShmError as error:
                 failure = error
-            forget_locals(failure)  # the frames in its traceback hold the slot
+            forget_locals(failure)  # else the frames in its traceback would keep the slot in use
             known = yield from _repair(core, call, failure, number)
             number += 1
             if known is None or number == _MOST_ATTEMPTS:
@@ -118,7 +118,7 @@ def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
             sending = call.send(call.settings.deadline)
     finally:
         call.close()  # the result's arrays keep their memory
-        del failure  # it has this frame in its traceback
+        del failure  # else this frame and the error's traceback would form a cycle
 
 
 def prepare(
@@ -133,14 +133,14 @@ def prepare(
     if known.spec.is_decoupled:
         if (yield from core.renew(known, settings)).spec.is_decoupled:
             raise InferenceError(_DECOUPLED % settings.model)
-        return (yield from prepare(core, settings, inputs, outputs))  # it was loaded anew
+        return (yield from prepare(core, settings, inputs, outputs))  # the reloaded model is not decoupled
     path = yield from core.path_of(known, settings, layout)
     plan = Plan(settings, known, layout, given, wanted, devices)
     return (yield from open_call(core, path, plan, PreparedDirectCall))
 
 
 def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
-    """Send one request of a filled call; retry if a late request, which is being refused, still held the slot."""
+    """Send one request of a filled call; retry if the model was still refusing a late request that held the slot."""
     if isinstance(call, PreparedDirectCall) and call.lacking:
         yield from _grow(core, call, call.settings._replace(deadline=deadline))
     refusal: InferenceError | None = None
@@ -164,7 +164,7 @@ def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
             _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
             core.tally.retried()
     finally:
-        refusal = None  # it has this frame in its traceback
+        refusal = None  # else this frame and the error's traceback would form a cycle
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -194,10 +194,10 @@ def _repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[Known
     try:
         renewed = yield from core.renew(call.known, call.settings)
     except ShmError:
-        return None  # the failure of the call itself says more
+        return None  # the call's own error tells the user more
     if renewed is call.known:
         return None
-    is_refused = error.status() in _INVALID and not _fits(renewed, call)  # the retry sends nothing, and raises that
+    is_refused = error.status() in _INVALID and not _fits(renewed, call)  # the retry only raises a TensorError
     return renewed if call.did_not_start(error) or is_refused else None
 
 
@@ -210,10 +210,10 @@ def _fits(known: KnownModel, call: Call) -> bool:
 
 
 def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
-    """Return the same call with the same inputs, but for the model as it is now, and in other memory."""
+    """Return a new call with the same inputs in other memory, for the model's present configuration."""
     given = call.sources()
     for source in given.values():
-        source.is_lent = False  # the user's memory may be the one that could not be opened
+        source.is_lent = False  # the model may have failed to open the user's own memory
     layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
     path = yield from core.path_of(known, call.settings, layout)
     plan = Plan(call.settings, known, layout, given, call.wanted, call.output_devices)
@@ -235,7 +235,7 @@ def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
 
 
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
-    """Return the error to raise for a failed request, and record news about the server and the model."""
+    """Return the error to raise for a failed request; forget a server or model that the error shows to have changed."""
     if isinstance(error, ServerUnavailableError):
         core.forget_with(call.known)
     elif isinstance(error, InferenceError):
@@ -247,7 +247,7 @@ def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
 
 
 def _learned(core: Core, call: Call, result: Result, remedy: str, deadline: float) -> Steps[Result]:
-    """Learn the sizes of outputs, and copy outputs to the GPUs where they are wanted."""
+    """Learn the sizes of a result's outputs, and copy outputs to the GPUs that the user named."""
     learned, layout = call.known.learned, call.layout
     rows = layout.batch_size or 1
     if result.overflowed:
@@ -267,7 +267,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, deadline: floa
 
 
 def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps[None]:
-    """Give a prepared call room for the outputs that found none, if there is memory for that now."""
+    """Give a prepared call room for its lacking outputs, or warn the user if the pool has no memory for them now."""
     layout = call.with_room(call.known.learned.per_row)
     if len(call.region.slots) == 1 and (yield from grow(core.pool, settings, call.region, call.memory, layout.end)):
         call.grow(layout)

@@ -46,8 +46,8 @@ class SubmittedCalls:
         self._threads = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "shm submit")
         self._lock = threading.Lock()
         self._under_way: set[Submitted] = set()
-        self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take long
-        self._waiting: dict[Submitted, float] = {}  # for a thread, with their deadlines; the code that pops one ends it
+        self._with_threads: set[Submitted] = set()  # each until its callbacks have returned, which may take long
+        self._waiting: dict[Submitted, float] = {}  # calls and their deadlines; the code that pops a call ends it
         self._watch: Repeater | None = None
         call_after_fork(self)
 
@@ -84,7 +84,7 @@ class SubmittedCalls:
     def after_fork(self) -> None:
         """Fail the pending calls in a forked child, which has no threads to finish them."""
         for future in self._under_way:
-            concurrent.futures.Future.__init__(future)  # anew: another thread may have held its lock
+            concurrent.futures.Future.__init__(future)  # a new lock: a thread of the parent may have held the old one
             future.set_exception(ForkedError("this call"))
 
     def _make(self, call: Callable[[], Result], future: Submitted) -> None:
@@ -100,7 +100,7 @@ class SubmittedCalls:
             result = call()
         except BaseException as error:
             future.set_exception(error)
-            del call, future  # a kept error keeps this frame
+            del call, future  # else a kept error would keep them, too
         else:
             future.set_result(result)
 
@@ -235,12 +235,12 @@ class ShmClient(
             for answer in answers:
                 results = driver.run(stream.results(answer))
                 while results:
-                    yield results.pop()  # no reference stays here: its frame is free when the user lets go of it
+                    yield results.pop()  # keep no reference: the frame is free when the user drops the result
                 if core.is_forked:
                     raise ForkedError("this stream")
 
 
 def _give_up(call: Steps[Result]) -> None:
-    """Close a call that no thread will run, because its future was cancelled or is late."""
-    with contextlib.suppress(ValueError):  # a thread of the parent was running it: this is a forked child
+    """Close a call that no thread will run, because its future was cancelled or its deadline has passed."""
+    with contextlib.suppress(ValueError):  # in a forked child, if a thread of the parent was running it
         call.close()

@@ -40,14 +40,14 @@ __all__ = ["ClientMemory", "Core", "inline_instead", "open_call"]
 
 
 class ClientMemory:
-    """A client's slots, until it is garbage or the interpreter exits; CallerError if ``options`` has another type."""
+    """A client's slots, until the client is garbage or Python exits; CallerError if ``options`` has another type."""
 
     def __init__(self, owner: object, options: PoolOptions, cuda: CudaAccess) -> None:
         if not isinstance(options, PoolOptions):
             raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
-        self.bank = DeviceBank(cuda, options.max_device_bytes)  # their memory on GPUs
+        self.bank = DeviceBank(cuda, options.max_device_bytes)  # the regions' memory on GPUs
         self.pool = SlotPool(options, self.bank.collect)
-        self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)  # for finalizers, too
+        self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)  # finalizers may call it, too
 
     def end(self) -> None:
         self.pool.close()
@@ -69,7 +69,7 @@ T = TypeVar("T")
 class Core:
     """One client's memory, and its knowledge of the server and its models."""
 
-    codec: Codec  # set by connect(), as the next two
+    codec: Codec  # connect() sets it and the next two
     registrations: Registrations
     paths: PathChooser
 
@@ -82,12 +82,12 @@ class Core:
         self.on_gpus = functools.partial(device_source, self.gpus)
         self.copied_from_gpus = functools.partial(device_source, self.gpus, lends=False)
         self.once = Once()
-        self.is_forked = False  # whether this is the copy in a forked child
-        self.is_closed = False  # or is being closed
+        self.is_forked = False  # True in the copy that a forked child has
+        self.is_closed = False  # True from the beginning of close()
         call_after_fork(self)
 
     def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
-        """Take the connection, before its first request; without ``inline_bytes``, the codec's default holds."""
+        """Take the connection before its first request; ``inline_bytes`` None means the codec's default."""
         codec = self.codec = transport.codec
         self.registrations = Registrations(codec)
         inline_bytes = codec.inline_bytes if inline_bytes is None else inline_bytes
@@ -106,7 +106,7 @@ class Core:
         return "open" if hasattr(self, "codec") else "not connected yet"
 
     def rest_at_server(self) -> str | None:
-        """Return the warning's end, on memory that an unclosed client leaves at the server; None if it was closed."""
+        """Return a warning's words on memory that an unclosed client leaves at the server; None if it was closed."""
         if self.is_closed:
             return None
         kept = ": the server keeps the memory that it has registered there"
@@ -118,10 +118,10 @@ class Core:
             yield Send(self.codec.ask("model config"), deadline)
         except InferenceError as error:
             if not is_answer(error):
-                raise  # else it has no such model, but it answers
+                raise  # else the server answers that it has no such model
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
-        """Return a call's model and ``look(model)``; if the tensors do not fit, fetch the model anew and look again."""
+        """Return a call's model and ``look(model)``; if the tensors do not fit, ask for the model again and retry."""
         known = self._recall(settings.model, settings.version) or (yield from self.known_model(settings))
         while True:
             try:
@@ -133,7 +133,7 @@ class Core:
                 known = renewed
 
     def explain(self, model: str, version: str, deadline: float) -> Steps[Explanation]:
-        """Check everything anew and tell which path a model's calls take, and why."""
+        """Repeat all checks, and return which path a model's calls take, and why."""
         self.paths.forget_server()
         known = yield from self.look_up(model, version, deadline)
         known.refusals.clear()
@@ -178,16 +178,16 @@ class Core:
 
         while True:
             known = yield from self.once.find(key, ask, settings.deadline)
-            if known.seen >= since:  # else the call that asked had begun before
+            if known.seen >= since:  # else another call asked the server before ``since``
                 return known
 
     def renew(self, outdated: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
-        """Return a model as it is after a call has failed; ``outdated`` itself if nothing has changed."""
+        """Return a model as the server describes it after a failed call; ``outdated`` itself if nothing has changed."""
         known = self.known.get((settings.model, settings.version), outdated)
         return known if known is not outdated else (yield from self.known_model(settings, time.monotonic()))
 
     def _recall(self, model: str, version: str) -> KnownModel | None:
-        """Return a model that was looked up before, unless it is time to look again."""
+        """Return a known model; None if no call has asked the server for it, or it is time to ask again."""
         known = self.known.get((model, version))
         return None if known is None or known.is_worth_another_look else known
 
@@ -205,13 +205,13 @@ class Core:
         return known
 
     def drop(self, known: KnownModel) -> None:
-        """Forget one model, which turned out to have changed."""
+        """Forget a model that has changed at the server."""
         for key, each in list(self.known.items()):
             if each is known:
                 self.known.pop(key, None)
 
     def forget_with(self, known: KnownModel) -> None:
-        """Forget the server and its models, if this one is among them: it may have been restarted with others."""
+        """Forget the server and all models if ``known`` is current: the server may have restarted with other models."""
         if known in self.known.values():
             self.known.clear()
             self.paths.forget_server()
@@ -219,7 +219,7 @@ class Core:
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_IN_A_MESSAGE: Final = 2**31 - 2**20
-"""Bytes of inputs: protobuf's sizes have 31 bits, and names, shapes and the like need some room."""
+"""The most bytes of inputs: protobuf's sizes have 31 bits, and names, shapes and the like need some room."""
 
 
 def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
@@ -241,7 +241,7 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
         devices = {name: layout.devices[room.region - 1] for name, room in rooms if room.region}
         unlearned = known.lay_out(given, wanted, output_devices=devices, learned={})
         if unlearned.end < layout.end:
-            # Outputs as large as those of earlier calls do not fit. This call's may overflow, as those did.
+            # Room for outputs as large as earlier ones does not fit. With less room, outputs may overflow again.
             return (yield from open_call(core, path, plan._replace(layout=unlearned), kind))
         if isinstance(error, BudgetError):
             raise
@@ -258,7 +258,7 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
 
 
 def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
-    """Let a call go inline, because the machine has no shared memory for it; raise the error if it must not."""
+    """Let a call without shared memory go inline; raise ``error`` if the user or the model excludes that path."""
     if settings.path != "auto":
         raise error
     try:
@@ -271,7 +271,7 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
 
 
 def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
-    """Take memory for a call on the direct path: on GPUs, too; or on the host, beside similar calls or by itself."""
+    """Take memory for a direct call: a region with GPU memory, a row that similar calls share, or a host region."""
     settings, known, layout, given, wanted, output_devices = plan
     is_prepared, row = kind is PreparedDirectCall, None
     if layout.devices or layout.lent:
@@ -296,7 +296,7 @@ def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]
         group = PREPARED if is_prepared else DIRECT
         region, memory = yield from take(core.pool, settings, known, layout.end, 1, group)
         slot = region.slots[0]
-        if region.data_offset != known.data_begin:  # one of several calls that lie in one region
+        if region.data_offset != known.data_begin:  # several calls share the region
             layout = layout.moved(region.data_offset - known.data_begin)
     call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory)
     known.last = weakref.ref(call), plan.layout

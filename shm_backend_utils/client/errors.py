@@ -139,7 +139,7 @@ def deadline_exceeded(address: str = "") -> DeadlineExceededError:
 
 
 def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:
-    """Return the error for a call whose time ran out before all was sent; ``doing`` names the step."""
+    """Return the error for a call whose time ran out before it had sent everything; ``doing`` names the step."""
     return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
 
 
@@ -152,9 +152,9 @@ def stream_held(model: str) -> DeadlineExceededError:
 
 
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
-    """Return the error for a server that cannot be reached, or not any more."""
+    """Return the error for a server that the client cannot reach, or has lost."""
     if _NOT_HTTP.search(reason):
-        return ServerUnavailableError(  # without the reason, which quotes the received bytes
+        return ServerUnavailableError(  # leaves out the reason, which quotes the received bytes
             f"the server at {address} does not speak HTTP, or only with TLS (https://); check the port. Triton's HTTP "
             "is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT",
             _UNAVAILABLE,
@@ -173,7 +173,7 @@ def proxy_for(address: str) -> str:
 
 
 def _of_proxies(address: str) -> str:
-    """Return a hint on a proxy in the environment; it names the variable alone, as its value may have a password."""
+    """Return a hint on a proxy in the environment; it names only the variable, as the value may have a password."""
     name = proxy_for(address)
     if not name:
         return ""
@@ -234,9 +234,9 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
         "running, and does it speak TLS (grpcs://, https://)?",
     ),
 )
-# A server may also call a *model* unavailable; that is an answer.
+# Only these texts: a server also says "unavailable" of a *model*, and that is an answer.
 _OF_THE_CHANNEL: Final = re.compile(
     r"(?i)failed to connect|Connection re|DNS resolution|errors resolving|Socket closed|connection closed|"
-    r"SSL_ERROR|handshake|GOAWAY|Broken pipe|http2 header with status|upstream (?:request|connect)"  # a proxy's, too
+    r"SSL_ERROR|handshake|GOAWAY|Broken pipe|http2 header with status|upstream (?:request|connect)"  # also of proxies
 )
 _NAME: Final = re.compile(r"has no input '([^']*)'")

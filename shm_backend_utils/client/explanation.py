@@ -18,7 +18,7 @@ class TextTable(NamedTuple):
     """Rows under a title."""
 
     title: str
-    rows: Sequence[Sequence[str]]  # as many cells in each, with any characters
+    rows: Sequence[Sequence[str]]  # all of the same length; cells may have any characters
 
     def __str__(self) -> str:
         """Return a line for each row; all columns but the last one are as wide as they need to be."""
@@ -96,7 +96,7 @@ class Explanation:
         return not self.obstacles(path)
 
     def obstacles(self, path: str) -> list[Check]:
-        """Return the checks that close a path: those that were made and failed; empty if it is open."""
+        """Return the checks that failed and so close a path; empty if the path is open."""
         return [check for check in self.checks if check.outcome is False and path in check.needed_by]
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Tally:
             )
 
     def after_fork(self) -> None:
-        """Take another lock, in a forked child: the parent's other threads may have held this one."""
+        """In a forked child, replace the lock, which another thread of the parent may have held."""
         self.lock = threading.RLock()
 
     def failed(self) -> None:

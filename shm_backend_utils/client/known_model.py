@@ -1,4 +1,4 @@
-"""A client's knowledge of a model: its configuration, sizes of outputs, its path, and the warnings given."""
+"""A client's knowledge of a model: the configuration, outputs' sizes, the path, and the warnings already given."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class KnownModel:
 
     def __init__(self, spec: ModelSpec, head_room: float, version: str = "") -> None:
         self.spec = spec
-        # The constant parts of tables and results, of tensors that are numbers: inputs, rooms for outputs, and outputs.
+        # For tensors of numbers, the constant parts of tables (inputs, and rooms for outputs) and of results (outputs).
         self.inputs, self.outputs = TensorForm.of_all(spec.inputs), TensorForm.of_all(spec.outputs)
         self.rooms = {name: room_part(name) for name in self.outputs}
-        self.version = version  # as its calls ask for it; empty if the server chooses
+        self.version = version  # the version that calls ask for; empty if the server chooses
         # Inline, strings may crash a stub that was built for another NumPy.
         self.has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
-        self.record_byte_size = record_byte_size(spec)  # enough for any call of it
-        self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with the reasons given
-        self.kind = RegionKind.SYSTEM  # of regions for its calls on the direct path
-        self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
-        self.explanation: Explanation | None = None  # None until a call has found out
-        self.path: str | None = None  # the one that the explanation has
+        self.record_byte_size = record_byte_size(spec)  # enough for any call of the model
+        self.refusals: dict[str, str] = {}  # paths that failed in a call, with the reasons
+        self.kind = RegionKind.SYSTEM  # the kind of regions for direct calls
+        self.sealed: Check | None = None  # whether the model can fetch sealed memory; None before the check
+        self.explanation: Explanation | None = None  # None before the first call's checks
+        self.path: str | None = None  # the explanation's path
         self.inline_end = 0  # a call with one slot goes inline if its tensors end here or before
-        self.open_paths: frozenset[str] = frozenset()  # those without a known obstacle
-        self.reason = ""  # why its calls take no better path, as it was found last
-        self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output
-        self.seen = time.monotonic()  # when the server was asked last
-        self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
-        self.learned = LearnedSizes(head_room)  # of outputs that found too little room
-        self.blocks: RowBlocks[CallLayout] = RowBlocks()  # of calls that lie side by side
-        # The direct call that was begun last, and its layout in a region by itself; None if that is the call's own.
+        self.open_paths: frozenset[str] = frozenset()  # the paths without a known obstacle
+        self.reason = ""  # why calls take no better path, by the last checks
+        self.warned: set[str] = set()  # copies that the user was warned of: an entry for each path and output
+        self.seen = time.monotonic()  # when the client last asked the server for the model
+        self.data_begin = data_offset(1, self.record_byte_size)  # where the data begin in a region with one slot
+        self.learned = LearnedSizes(head_room)  # sizes of outputs that found too little room
+        self.blocks: RowBlocks[CallLayout] = RowBlocks()  # blocks of rows that similar calls share
+        # The latest direct call, and the layout that it would have in a region of its own; None if it has that layout.
         self.last: tuple[weakref.ref[Any], CallLayout | None] | None = None
 
     def lay_out(
@@ -79,7 +79,7 @@ class KnownModel:
         is_one_request: bool = True,
         learned: Mapping[str, int] | None = None,
     ) -> CallLayout:
-        """Lay a call out in a region with so many slots; TensorError if the model does not take these tensors."""
+        """Lay out a call in a region of ``slot_count`` slots; TensorError if the model does not take these tensors."""
         return lay_out(
             self.spec,
             inputs,
@@ -92,7 +92,7 @@ class KnownModel:
 
     @property
     def is_worth_another_look(self) -> bool:
-        """Whether to ask the server again: a changed configuration might allow its calls a better path."""
+        """Whether to ask the server again: a changed configuration might open a better path for calls."""
         return self.path not in (None, _BEST) and time.monotonic() - self.seen > _SECOND_LOOK_S
 
     def warn(self, what: str, message: str, origin: Origin, byte_size: float = math.inf) -> None:
@@ -102,7 +102,7 @@ class KnownModel:
             warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)
 
     def warn_of_path(self, path: str, why: str, byte_size: float, origin: Origin) -> None:
-        """Warn that a call does not take the direct path, though it might take any; ``why`` names the obstacle."""
+        """Warn that a call whose user left the path open does not take the direct one; ``why`` names the obstacle."""
         message = f"is called on the path {path}, {_COPIES[path]}: {why}; to accept that, give path={path!r}"
         self.warn(f"path {path}", f"model {self.spec.name!r} {message}", origin, byte_size)
 

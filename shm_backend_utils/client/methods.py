@@ -53,9 +53,9 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
     _core: Core | None = None
     _driver: Any
-    _run: Any  # runs an operation, and returns its result, or a coroutine of it
+    _run: Any  # runs an operation; returns the result, or a coroutine that does
     _kind_of_prepared: ClassVar[Any]
-    _most_bytes: ClassVar[float]  # a short call copies fewer than these
+    _most_bytes: ClassVar[float]  # the inputs of a short call have fewer bytes
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         """
         core = self._core
         if core is None or core.is_forked:
-            core = self._open_core()  # which raises
+            core = self._open_core()  # raises the error that says why
         settings = self._settings.of_call("infer", model, path, timeout_s, options, cuda_stream, library)
         if split:
             return self._run(infer_split(core, settings, inputs, outputs), core.tally)
@@ -193,7 +193,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
 
         def prepared() -> Steps[Any]:
-            driver = self._driver  # read while the client is open: it may be closed before there is memory
+            driver = self._driver  # read now: another thread may close the client later
             call = yield from prepare(core, settings, inputs, outputs)
             return self._kind_of_prepared(core, call, timeout_s, driver)
 

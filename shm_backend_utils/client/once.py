@@ -1,4 +1,4 @@
-"""A search that many calls need: one of them makes it, and the others wait for its result."""
+"""A search whose result many calls need: one call searches, and the others wait for the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Once"]
 T = TypeVar("T")
 
 _Outcome = tuple[Any, ShmError | None]
-"""The outcome of one call's search, for all: a value, or an error."""
+"""The outcome of one call's search, for all calls that wait: a value, or an error."""
 _Searches = dict[Hashable, "_Over"]
 
 
@@ -26,36 +26,36 @@ class _Over(concurrent.futures.Future["_Outcome | None"]):
     def __init__(self) -> None:
         super().__init__()
         self.thread = threading.get_ident()
-        self.set_running_or_notify_cancel()  # so that a cancelled waiting task cannot cancel it for the others
+        self.set_running_or_notify_cancel()  # else one cancelled task would cancel the future for all
 
 
 class _Search:
-    """One call's search, for which others wait; it ends with that call at the latest, even if that is interrupted."""
+    """One call's search, for which others wait; the end of that call, even by an interrupt, ends the search."""
 
     def __init__(self, searches: _Searches, what: Hashable) -> None:
         self._searches, self._what = searches, what
         self.over = _Over()
 
     def end(self, outcome: _Outcome | None = None) -> None:
-        """Tell the others. Twice is fine."""
+        """Give the outcome to the waiting calls; a second end does nothing."""
         if not self.over.done():
             self.over.set_result(outcome)
         if self._searches.get(self._what) is self.over:
             del self._searches[self._what]
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was not even begun
+        with contextlib.suppress(AttributeError):  # an interrupt came before __init__ had ended
             self.end()
 
 
 class Once:
-    """Lets one call at a time search for a value; all others wait for its result. For threads, and for tasks."""
+    """Lets one call at a time search for a value; all other calls wait for its result. For threads and for tasks."""
 
     def __init__(self) -> None:
         self._searches: _Searches = {}
 
     def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
-        """Return the result of ``search``, or raise its error; another call searches if this one is broken off."""
+        """Return the result of ``search``, or raise its error; if this call ends early, another one searches."""
         while True:
             mine = _Search(self._searches, what)
             outcome: _Outcome | None = None
@@ -67,7 +67,7 @@ class Once:
                     return found
             except ShmError as error:
                 if not isinstance(error, DeadlineExceededError):
-                    outcome = None, copy.copy(error)  # without its frames, which belong to this call
+                    outcome = None, copy.copy(error)  # a copy lacks the traceback, whose frames belong to this call
                 raise
             finally:
                 mine.end(outcome)
@@ -80,5 +80,5 @@ class Once:
                 if told is not None:
                     raise copy.copy(told)
                 return found
-            if not theirs.done():  # this call has interrupted the one that searches
+            if not theirs.done():  # this call runs in a signal handler, which interrupts the search
                 return (yield from search())

@@ -58,7 +58,7 @@ _KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "headers": (Mapping, "a mapping", dict),
     "parameters": (Mapping, "a mapping", dict),
 }
-"""Of each option: its type, the same in words, and a function that copies it as a plain value that JSON can hold."""
+"""For each option, the type, the type in words, and a function that copies the value as one that JSON can hold."""
 _DASHES: Final = str.maketrans("", "", "-_.")
 _LIMITS: Final = {"priority": 2**64, "sequence_id": 2**64, "queue_timeout_us": 2**63}
 
@@ -244,7 +244,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=tls.root_certificates)
         if tls.certificate_chain is not None:
             context.load_cert_chain(tls.certificate_chain, tls.private_key)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # also ssl.SSLError
         files = ", ".join(str(file) for file in vars(tls).values() if file)
         raise CallerError(f"Tls({files}) cannot be read: {error}; expected files in PEM format") from None
     return context
@@ -258,6 +258,6 @@ def check_inline_bytes(inline_bytes: object) -> int:
 
 def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:
     """Return the time to wait, in seconds, or raise :class:`TimeoutValueError`."""
-    if not (isinstance(timeout_s, int | float | np.integer | np.floating) and 0 < timeout_s <= _A_YEAR_S):  # nor is NaN
+    if not (isinstance(timeout_s, int | float | np.integer | np.floating) and 0 < timeout_s <= _A_YEAR_S):  # nor NaN
         raise TimeoutValueError(f"{name} is {timeout_s!r}; expected a number of seconds above 0, and at most a year")
     return float(timeout_s)

@@ -125,7 +125,7 @@ class Prepared(OfThisProcess, Generic[ResultT]):
         self._named = named(cuda_stream)
 
     def close(self) -> None:
-        """Give the memory back, as soon as no array needs it. Twice is fine."""
+        """Give the memory back as soon as no array needs it. Twice is fine."""
         self._unclosed.close()
         self._inputs = Arrays(None)
         self._call.close()

@@ -26,7 +26,7 @@ class Arrays(Mapping[str, npt.NDArray[Any]]):
     _fixed = "input {0!r} cannot be replaced, only filled; write inputs[{0!r}][...] = array"
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]] | None) -> None:
-        self._arrays = arrays  # None when they were given up
+        self._arrays = arrays  # None after the result has dropped them
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         arrays = self._arrays
@@ -38,7 +38,7 @@ class Arrays(Mapping[str, npt.NDArray[Any]]):
             raise KeyError(self._unknown.format(name, name_list(name, arrays))) from None
 
     def __setitem__(self, name: str, array: object) -> None:
-        if array is not self[name]:  # an operator in place puts the changed array back
+        if array is not self[name]:  # an in-place operator assigns the same array, which is allowed
             raise TypeError(self._fixed.format(name))
 
     def __iter__(self) -> Iterator[str]:
@@ -164,7 +164,7 @@ class Result(Arrays):
 
 
 def _copied(array: Any) -> Any:
-    """Return a copy of an array of any library; an array on a GPU is copied after all that the GPU has to do."""
+    """Return a copy of an array of any library; a GPU copies an array after all work that it has queued."""
     if isinstance(array, DeviceArray):
         return copy_of(array)
     if hasattr(array, "clone"):  # torch's tensors

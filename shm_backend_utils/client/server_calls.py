@@ -44,7 +44,7 @@ __all__ = [
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
 _SEQUENCE_WAIT_S: Final = 2.0  # the server needs one second to notice a dead process
-_TELLS_OF_DEAD: Final = (2, 65)  # 26.01
+_TELLS_OF_DEAD: Final = (2, 65)  # the server's version in Triton 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 _PROC: Final = Path("/proc")
@@ -87,7 +87,7 @@ def is_so(codec: Codec, deadline: float, question: Question, model: str = "", ve
     except InferenceError as error:
         if not is_answer(error):
             raise
-        return False  # HTTP says no by an error; gRPC does so for a model that the server lacks
+        return False  # HTTP says no by an error, and so does gRPC for a model that the server lacks
 
 
 def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> Steps[bool]:
@@ -96,7 +96,7 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
         return False
     config = yield from ask(codec, deadline, "model config", model, version)
     for step in config.get("ensemble_scheduling", {}).get("step", ()):
-        pinned = str(step.get("model_version", "")).removeprefix("-1")  # the latest, as without a version
+        pinned = str(step.get("model_version", "")).removeprefix("-1")  # "-1" means the latest version
         if not (yield from is_model_ready(codec, deadline, str(step["model_name"]), pinned)):
             return False
     if not is_of_python_backend(config):
@@ -128,7 +128,7 @@ def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version:
         return None
     told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
     versions = [each for each in told.get("versions") or () if isinstance(each, str)]
-    if len(versions) < 2:  # the folder of a single one may have any name
+    if len(versions) < 2:  # the folder of a single version may have any name
         version = ""
     elif not version:
         version = max(versions, key=lambda each: (len(each), each))
@@ -143,7 +143,7 @@ def instances_of(config: Mapping[str, Any]) -> int:
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
-    """Return the problem that a model's session reports, empty if it is well; None if its health stays unknown."""
+    """Return the problem that a model's session reports, empty if it reports no problem; None if it cannot say."""
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
@@ -162,7 +162,7 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     code = code_in(said)
     if code == MachineError.code or is_of_dead_process(said):
         return said
-    return "" if code else None  # a session of an earlier release refuses it
+    return "" if code else None  # an earlier release's session refuses the request
 
 
 def is_of_dead_process(said: str) -> bool:
@@ -214,15 +214,15 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
         if parent != servers[0] or version not in ("", found_version):
             continue
         names = filter(name.fullmatch, words[2:])
-        if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else it is another model's
+        if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else another model's folder
             folders.append(folder)
-    return folders.count(model) or len(folders)  # models that the server fetched lie in folders of other names
+    return folders.count(model) or len(folders)  # a model that the server has fetched lies in a folder of another name
 
 
 def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
     """Yield PID, parent PID and command line of each process that runs a program; an ended one has no command line."""
     for folder in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
             if Path(words[0]).name == program:
                 parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
@@ -242,5 +242,5 @@ def _listening(port: int) -> Iterator[str]:
 def _has_any(pid: int, sockets: set[str]) -> bool:
     try:
         return any(str(each.readlink()) in sockets for each in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it is another user's, or has ended
+    except OSError:  # the process is another user's, or has ended
         return False

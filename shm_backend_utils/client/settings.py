@@ -32,12 +32,12 @@ _NO_OPTIONS: Final = RequestOptions()
 class CallSettings(NamedTuple):
     model: str
     version: str  # empty if the server chooses
-    path: str  # ``"auto"``, or one by name
+    path: str  # ``"auto"``, or a path's name
     deadline: float  # by ``time.monotonic()``
     options: RequestOptions  # a copy: the user's own objects may change
-    origin: Origin  # the place in the user's code
+    origin: Origin  # the place in the user's code that makes the call
     named: Named = ()  # the GPU work that the call waits for; if empty, all work of its GPUs
-    library: str | None = None  # of the arrays of outputs on GPUs
+    library: str | None = None  # whose arrays hold outputs on GPUs
 
 
 class ClientSettings:
@@ -56,7 +56,7 @@ class ClientSettings:
         if tls is not None and not is_secure:
             raise CallerError(f"tls was given, but URL {url!r} does not use TLS; write grpcs:// or https://")
         if tls is not None:
-            tls_context(tls)  # raises if they cannot be read
+            tls_context(tls)  # raises if the certificates cannot be read
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
@@ -92,7 +92,7 @@ class ClientSettings:
         checked = check_options(options) if options else _NO_OPTIONS
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
-            frame = frame.f_back  # as Origin.here does, but without its cost: every call comes here
+            frame = frame.f_back  # does what Origin.here does, but faster, as every call runs this
         return CallSettings(
             model,
             checked.get("model_version", ""),

@@ -1,7 +1,7 @@
-"""The short way for usual calls: numbers on the host, without options, direct in idle memory, or inline.
+"""Faster code for usual calls: numbers on the host, without options, direct in idle memory, or inline.
 
-:func:`begin` leaves all other calls to the general way in :mod:`.calls`, before it takes any memory. Unusual answers
-and errors go there, too. A property test compares the requests and the results of both ways.
+:func:`begin` leaves all other calls to the general code in :mod:`.calls`, before it takes any memory. The general code
+also handles unusual answers and errors. A property test compares the requests and the results of both.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["begin"]
 
 
 class _Fitting(NamedTuple):
-    """Tensors that fit their model."""
+    """The tensors of a call that fit its model."""
 
     shapes: dict[str, tuple[int, ...]]  # of the inputs
     rows: int | None  # None without a batch dimension
     input_bytes: int
-    wanted: dict[str, int | None] | None  # outputs, with the user's hints; None for all
-    requested: tuple[str, ...] | None  # the same, in the configuration's order
-    rooms: dict[str, int]  # for outputs, in the order that they are wanted in
-    end: int  # of them all, from where the data of a region begin
-    is_certain: bool  # whether the rooms are
+    wanted: dict[str, int | None] | None  # outputs, with the user's sizes or None; None for all
+    requested: tuple[str, ...] | None  # the wanted outputs in the configuration's order
+    rooms: dict[str, int]  # bytes for each output, in the order of ``wanted``
+    end: int  # where the last room ends, counted from the start of a region's data
+    is_certain: bool  # False if some room is only learned from earlier calls, or unknown
 
 
 @dataclass(eq=False, repr=False)
@@ -56,7 +56,7 @@ class _ShortCall(Short[Result]):
 
     @property
     def layout(self) -> CallLayout:
-        """The layout of the same call in the general way, in a region by itself."""
+        """The layout of this call in the general code, for a region that no other call shares."""
         known, given = self.known, {}
         for name, shape in self.fitting.shapes.items():
             dtype = known.inputs[name].dtype
@@ -69,7 +69,7 @@ class _ShortCall(Short[Result]):
 
     @abstractmethod
     def _in_general(self, layout: CallLayout) -> InlineCall | DirectCall:
-        """Return the same call as an object of the general way."""
+        """Return this call as an object of the general code."""
 
 
 class _Inline(_ShortCall):
@@ -115,7 +115,7 @@ class _Direct(_ShortCall):
         at, pieces = region.data_offset, []
         for name, array in inputs.items():
             dtype, _, _, kind, text, pack, _, _ = known.inputs[name]
-            shape = shapes[name]  # not the array's: another thread may change that
+            shape = shapes[name]  # not array.shape, which another thread may change
             lying = np.ndarray(shape, dtype.numpy, memory, at)
             size = lying.nbytes
             pieces.append(pack(at, size, kind, *shape, text))
@@ -150,7 +150,7 @@ class _Direct(_ShortCall):
 
     def _in_general(self, layout: CallLayout) -> DirectCall:
         region, known = self.region, self.known
-        if region.data_offset != known.data_begin:  # one of several that lie in one region
+        if region.data_offset != known.data_begin:  # several calls share the region
             layout = layout.moved(region.data_offset - known.data_begin)
         of_all = self.core.codec, self.settings, known, layout, self.fitting.wanted, NO_DEVICES
         return DirectCall(*of_all, region, region.slots[0], self.memory)
@@ -159,9 +159,9 @@ class _Direct(_ShortCall):
 def begin(
     core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, most_bytes: float
 ) -> Short[Result] | Steps[Result]:
-    """Return a call's operation: a short one, whose inputs have been copied already, or the general one.
+    """Return an operation that makes a call: a short one, which has copied the inputs already, or the general one.
 
-    A short operation copies fewer than ``most_bytes``.
+    The inputs of a short operation have fewer bytes than ``most_bytes``.
     """
     known = core.known.get((settings.model, settings.version))
     if (
@@ -173,7 +173,7 @@ def begin(
     ):
         return infer(core, settings, inputs, outputs)
     path = known.path if settings.path == "auto" else settings.path
-    inputs = {**inputs}  # another thread may change the user's
+    inputs = {**inputs}  # another thread may change the user's dict
     fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
     if fitting is None or fitting.input_bytes >= most_bytes:
         return infer(core, settings, inputs, outputs)
@@ -191,7 +191,7 @@ def begin(
     if taken is None:
         return infer(core, settings, inputs, outputs)
     call = _Direct(core, settings, known, fitting, *taken)
-    del taken  # the call alone has the memory
+    del taken  # from here on only the call keeps the memory
     call.write(inputs)
     if has_batcher:
         known.last = weakref.ref(call), None
@@ -201,7 +201,7 @@ def begin(
 def _fitting(  # noqa: PLR0911, PLR0912  # one function: each further one costs a call a microsecond
     known: KnownModel, inputs: Mapping[str, Any], outputs: Outputs
 ) -> _Fitting | None:
-    """Return a call's tensors; None if one is unusual, or does not fit the model."""
+    """Return the checked tensors of a call; None if a tensor is unusual, or does not fit the model."""
     spec, of_outputs = known.spec, known.outputs
     if len(inputs) != len(spec.inputs):
         return None

@@ -45,7 +45,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     share = (
         None
         if wanted is None
-        else {  # hints are for the whole
+        else {  # the user's hints are for the whole batch
             name: None if size is None else -(-size * most // rows_of_whole) for name, size in wanted.items()
         }
     )

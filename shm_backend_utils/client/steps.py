@@ -49,7 +49,7 @@ _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds until a moment, by ``time.monotonic()``; never 0, so that a ready answer is taken."""
+    """Return the seconds until a deadline; never 0, so that the caller still takes an answer that is ready."""
     return max(deadline - time.monotonic(), _LEAST_S)
 
 
@@ -90,21 +90,21 @@ class Together(NamedTuple):
     """Run several operations side by side; when all have ended, the outcome is their results, or the first error."""
 
     operations: Sequence[Generator[Any, Any, Any]]
-    deadline: float  # TimeoutError if threads have not begun all by then; those begun have their own deadlines
+    deadline: float  # for threads: TimeoutError if an operation has not begun; begun ones have their own deadlines
 
 
 OtherStep = SendForStream | Wait | Pause | Together
 Step = Send | OtherStep | Offload | None
-"""None: there is nothing to do; the call's inputs have been copied, so that another thread may run the rest."""
+"""None asks for no work. It shows that the inputs have been copied, so that another thread may run the rest."""
 Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
 
-class Short(Generic[T]):  # no ABC: its isinstance() would cost each call one more function
+class Short(Generic[T]):  # no ABC, whose isinstance() would take each call one more function call
     """An operation whose message is ready, and which needs one answer."""
 
     message: Any
-    settings: Any  # those of its call
+    settings: Any  # the call's CallSettings
 
     @abstractmethod
     def result(self, answer: Any) -> T | None:
@@ -126,7 +126,7 @@ class _Driver(Generic[AnyTransport]):
         call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Leave the connection alone, in a forked child: it is the parent's."""
+        """In a forked child, never destroy the connection, which belongs to the parent."""
         never_destroy(self.transport)
 
 
@@ -146,10 +146,10 @@ class BlockingDriver(_Driver[Transport]):
                     result = made.result(outcome)
                     if result is not None:
                         return result
-                except BaseException as error:  # the operation decides what it means
+                except BaseException as error:  # the operation handles the error
                     outcome = error
                 made = made.go_on(outcome)
-                outcome = None  # an error has this frame in its traceback
+                outcome = None  # else this frame and an error's traceback would form a cycle
             failures: list[BaseException] = []  # one at most, and only until it is thrown
             steps = made
             step = next(steps)
@@ -161,9 +161,9 @@ class BlockingDriver(_Driver[Transport]):
                         outcome = step.work()
                     elif step is not None:
                         outcome = self._do(step)
-                except BaseException as error:  # the operation decides what it means
+                except BaseException as error:  # the operation handles the error
                     failures.append(error)
-                # Outside of the handler: an error that the operation raises is not this one's consequence.
+                # Outside the handler, so that an error that the operation raises gets no other error as its context.
                 step = steps.throw(failures.pop()) if failures else steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
@@ -174,8 +174,8 @@ class BlockingDriver(_Driver[Transport]):
             raise
 
     def abandon(self) -> None:
-        """Let go of the threads without waiting, for finalizers; they end with the last reference to their pool."""
-        self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # of which none has begun
+        """Drop the threads without waiting, for finalizers; the threads end with the last reference to their pool."""
+        self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # starts no thread yet
 
     def close(self) -> None:
         self._is_closed = True
@@ -188,7 +188,7 @@ class BlockingDriver(_Driver[Transport]):
                 return None
             try:
                 return step.future.result(left_until(step.deadline))
-            except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
+            except concurrent.futures.TimeoutError:  # the builtin TimeoutError only since Python 3.11
                 raise TimeoutError from None
         if isinstance(step, Pause):
             return time.sleep(step.pause_s)
@@ -231,10 +231,10 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                     result = made.result(outcome)
                     if result is not None:
                         return result
-                except BaseException as error:  # the operation decides what it means
+                except BaseException as error:  # the operation handles the error
                     outcome = error
                 made = made.go_on(outcome)
-                outcome = None  # an error has this frame in its traceback
+                outcome = None  # else this frame and an error's traceback would form a cycle
             failures: list[BaseException] = []  # one at most, and only until it is thrown
             steps = made
             step = next(steps)
@@ -246,9 +246,9 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                         outcome = await self._offload(step)
                     elif step is not None:
                         outcome = await self._do(step)
-                except BaseException as error:  # the operation decides what it means
+                except BaseException as error:  # the operation handles the error
                     failures.append(error)
-                # Outside of the handler: an error that the operation raises is not this one's consequence.
+                # Outside the handler, so that an error that the operation raises gets no other error as its context.
                 step = steps.throw(failures.pop()) if failures else steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
@@ -269,7 +269,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                 return step.future.result()
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(step.future), left_until(step.deadline))
-            except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
+            except asyncio.TimeoutError:  # the builtin TimeoutError only since Python 3.11
                 raise TimeoutError from None
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
@@ -284,7 +284,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
         done = asyncio.get_running_loop().run_in_executor(self._threads, step.work)
         try:
             return await asyncio.wait_for(done, left_until(step.deadline))
-        except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
+        except asyncio.TimeoutError:  # the builtin TimeoutError only since Python 3.11
             raise TimeoutError from None
 
     async def _do_together(self, operations: Sequence[Steps[Any]]) -> list[Any]:
@@ -303,11 +303,11 @@ class AsyncioDriver(_Driver[AsyncTransport]):
 
 
 def _end(operation: Steps[Any] | None, error: BaseException, tally: Tally | None) -> None:
-    """Close a failed operation: others may wait for its end, even if an interrupt has left it in the middle."""
+    """Close a failed operation, even one that an interrupt has stopped midway: other calls may wait for its end."""
     if tally is not None:
         tally.failed()
     if operation is not None:
-        with contextlib.suppress(RuntimeError):  # it yields another step when it is closed
+        with contextlib.suppress(RuntimeError):  # close() raises it if the operation yields one more step
             operation.close()
     forget_locals(error)
 
@@ -318,14 +318,14 @@ def until_copied(operation: Steps[Any]) -> Steps[None]:
     while step is not None:
         try:
             outcome = yield step
-        except BaseException as error:  # the call decides what it means
+        except BaseException as error:  # the call handles the error
             step = operation.throw(error)
         else:
             step = operation.send(outcome)
 
 
 def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
-    """Do work that takes long, in another thread for asyncio; ``doing`` names it in the DeadlineExceededError."""
+    """Do work that takes long, in another thread for asyncio; ``doing`` names the work in the DeadlineExceededError."""
     try:
         return (yield Offload(work, deadline))  # type: ignore[no-any-return]
     except TimeoutError:
@@ -333,7 +333,7 @@ def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Clear the locals of this package's functions, and of those they called, out of an error's traceback."""
+    """Clear the locals of this package's functions, and of all that these called, from an error's traceback."""
     errors: list[BaseException | None] = [error]
     seen = set()
     while errors:

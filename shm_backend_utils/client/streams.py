@@ -38,7 +38,7 @@ __all__ = ["DirectStream", "OpenStream", "guessed_rooms", "open_stream"]
 
 USUAL_FRAMES: Final = 8
 FEW_FRAMES: Final = 4
-"""The number of large frames. If a model's next frame is not free yet, it waits a tenth of a millisecond or more."""
+"""The number of frames if they are large. A model whose next frame is not free waits 0.1 milliseconds or more."""
 
 
 def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int | None:
@@ -60,7 +60,7 @@ def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int | None:
 
 
 def ring_end(layout: CallLayout, frames: int) -> int:
-    """Return where a stream's last tensor ends in its region: there is room for the inputs, and for all frames."""
+    """Return where a stream's last tensor ends in its region, behind the inputs and all frames."""
     return layout.end + (frames - 1) * _stride(layout)
 
 
@@ -116,7 +116,7 @@ class DirectStream(InRegion):
         if not data:
             raise ClosedError("this client")
         places, *_ = results.decode(data, (self.region.byte_size,), 0, self.known.spec, number)
-        # This frame's arrays keep it. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
+        # The result's arrays must keep this array. NumPy would make them keep self.memory, hence the memoryview.
         memory = np.frombuffer(self.memory.data, np.uint8)
         response = functools.partial(self.codec.result, answer)
         result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
@@ -139,7 +139,7 @@ class DirectStream(InRegion):
 
 
 def _stride(layout: CallLayout) -> int:
-    """Return the distance between frames: the outputs lie behind the inputs, and end where a tensor may begin."""
+    """Return the bytes from one frame to the next: the outputs, which lie behind the inputs, up to an aligned end."""
     return layout.end - min((span.offset for span in layout.table.outputs.values()), default=layout.end)
 
 
@@ -149,17 +149,17 @@ _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream that has its memory: a context manager, which gives the memory back and counts the call."""
+    """A stream with its memory. A context manager: leaving it gives the memory back and counts the call."""
 
     core: Core
     timeout_s: float  # how long to wait for a response
     call: DirectStream | InlineCall
     output_devices: Mapping[str, int]
-    library: str | None  # whose arrays outputs on GPUs are
+    library: str | None  # the library whose arrays hold outputs on GPUs
     bytes_avoided: int = 0  # so far
 
     def results(self, answer: Any) -> Steps[list[Result]]:
-        """Return the next answer's result in a list, or an empty list, that only the caller holds; learn its sizes."""
+        """Return the next result, if any, in a list that only the caller keeps; learn the sizes of its outputs."""
         call, known = self.call, self.call.known
         try:
             result = call.result(answer)
@@ -182,13 +182,13 @@ class OpenStream:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         call = self.call
         is_held = isinstance(error, DeadlineExceededError) and isinstance(call, DirectStream) and call.is_held
-        del error, trace  # an error raised here keeps this frame
+        del error, trace  # the error raised below keeps this frame, and so these
         call.close()
         if kind is None:
             self.core.tally.succeeded(call.path, self.bytes_avoided)
         else:
             self.core.tally.failed()
-        if is_held:  # that is why no response came in time
+        if is_held:  # the user held all frames, so no response came in time
             raise stream_held(call.known.spec.name) from None
 
 
@@ -218,7 +218,7 @@ def open_stream(
                 call = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned.per_row)
             except (BudgetError, NoSharedMemoryError):
                 if not known.learned.per_row:
-                    raise  # else as many frames as large as those of an earlier stream find no room
+                    raise  # else frames of the learned sizes are too large: guess smaller ones
                 call = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
             yield from inline_instead(core, settings, known, error)
@@ -226,7 +226,7 @@ def open_stream(
         raise PathUnavailableError(f"model {known.spec.name!r} cannot stream on the path {path!r}: {_ONE_RESPONSE}")
     if call is None:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)
-        if settings.path == "auto" and not needs_ring:  # else a warning in the log tells that there is no memory
+        if settings.path == "auto" and not needs_ring:  # else inline_instead() has logged a warning
             why = _ONE_RESPONSE if path == DirectStream.path else known.reason
             byte_size = sum(source.byte_size for source in given.values())
             known.warn_of_path(InlineCall.path, why, byte_size, settings.origin)
@@ -251,7 +251,7 @@ def _open_ring(
     frames: int | None,
     learned: Mapping[str, int],
 ) -> Steps[DirectStream]:
-    """Take memory for a stream; ``learned`` is how large its outputs may be expected to be."""
+    """Take memory for a stream; ``learned`` has the bytes per row that earlier outputs needed."""
     count, most_bytes = frames or USUAL_FRAMES, core.pool.stream_guess_bytes
     layout = known.lay_out(given, wanted, slot_count=1 + count, learned=learned)
     is_large = frames is None and ring_end(layout, count) > most_bytes

@@ -35,7 +35,7 @@ class CudaRegion(NamedTuple):
     offset: int = 0
 
     def __repr__(self) -> str:
-        """Return it without the handle, a secret that suffices to open the memory."""
+        """Return a text without the handle, which is a secret that suffices to open the memory."""
         offset = f", offset={self.offset}" if self.offset else ""
         return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size}{offset})"
 
@@ -43,8 +43,8 @@ class CudaRegion(NamedTuple):
 class Attached(TypedDict):
     """Keyword arguments for any of tritonclient's calls that make a request."""
 
-    inputs: list[Any]  # those that still travel with the request
-    outputs: list[Any] | None  # those that are wanted
+    inputs: list[Any]  # the inputs that still travel with the request
+    outputs: list[Any] | None  # the wanted outputs
     parameters: dict[str, Any]  # with the descriptor
 
 
@@ -113,7 +113,7 @@ def attach(
     if batch_size is not None:
         travelling.append(_batch_carrier(batch_size, inputs))
     text = encode_descriptor(model, Table(input_spans, output_spans, tuple(regions.claims.values())))
-    parse_descriptor(text)  # names the fault before the model does
+    parse_descriptor(text)  # raises here the error that the model would raise later
     return Attached(
         inputs=travelling,
         outputs=None if outputs is None else wanted,

@@ -103,7 +103,7 @@ class RegisteredModel:
         options: RequestOptions,
     ) -> dict[str, npt.NDArray[Any]]:
         """Run the model on rows, in as many requests as that takes, and return new arrays."""
-        if self._memory.pool.is_forked:  # other threads of the parent may hold permits for ever
+        if self._memory.pool.is_forked:  # threads of the parent, which do not run here, may hold permits for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
         timeout_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
@@ -127,7 +127,7 @@ class RegisteredModel:
 
         begins = range(0, row_count, self.max_batch_size)
         try:
-            if len(begins) == 1 or options.get("sequence_id"):  # a sequence has an order
+            if len(begins) == 1 or options.get("sequence_id"):  # a sequence's requests must go one after another
                 for begin in begins:
                     self._driver.run(one_request(begin))
             else:
@@ -135,7 +135,7 @@ class RegisteredModel:
         except BaseException as error:  # an interrupt
             failure.setdefault("first", error)
         if failure:
-            raise _as_infer_shm_error(failure.pop("first"))  # no local variable of its frames may refer to it: a cycle
+            raise _as_infer_shm_error(failure.pop("first"))  # a variable would make a cycle with the error's frames
         return results
 
     def abandon(self) -> bool:
@@ -173,14 +173,14 @@ class RegisteredModel:
         except InferenceError as error:
             if error.status() not in _NOT_LOADED:
                 raise
-            return  # it may be loaded later
+            return  # the model may be loaded later
         path = self._driver.run(self._core.paths.choose(known, "auto", settings.deadline))
         if path != InlineCall.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
             taken = [
                 self._driver.run(take(self._core.pool, settings, known, end, 1, path)) for _ in range(self.pool_size)
             ]
-            taken.clear()  # given back, they stay in the pool
+            taken.clear()  # this gives the regions back, and the pool keeps them
 
     def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
         """Return the number of rows, after all checks that are possible before anything is sent."""
@@ -222,8 +222,8 @@ class Rows(Source):
         if isinstance(self._data, np.ndarray):
             target[...] = self._data
         else:
-            # Rows are not stacked first, which saves a copy. The dots make an element a row like others: without them,
-            # only some versions of NumPy assign an array of one element to it.
+            # Assigning row by row saves the copy that stacking would make. The dots make even one element an array:
+            # without the dots, only some versions of NumPy assign an array of one element to it.
             for index, row in enumerate(self._data):
                 target[index, ...] = row
 
@@ -282,7 +282,7 @@ def _declared(what: str, tensors: Sequence[TensorDeclaration]) -> dict[str, tupl
 
 
 def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy an output to where it belongs, and zeros behind it; PeerError if there are more bytes than were declared."""
+    """Copy an output into its target, and zeros behind it; PeerError if the output has more bytes than declared."""
     if array.dtype.hasobject:
         array = Strings.of(name, array).encoded
     if array.shape == target.shape and array.dtype == target.dtype:

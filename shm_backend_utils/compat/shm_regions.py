@@ -77,7 +77,7 @@ class ShmHandle(ABC):
     def register(self, client: Any) -> None:
         """Register the region. A name that is registered already, for example by an aborted run, is taken over."""
         self._unregister(client)
-        self._may_be_registered = True  # even if no answer comes
+        self._may_be_registered = True  # first: the server may register the region even if no answer comes
         getattr(client, f"register_{self._kind}_shared_memory")(self.name, *self._described)
 
     def unregister(self, client: Any) -> None:
@@ -154,7 +154,7 @@ class CudaShmHandle(ShmHandle):
         raw_handle = base64.b64encode(self._allocation.handle)
         self._described = raw_handle.decode(), device_id, byte_size
         self.region = CudaRegion(raw_handle, device_id, byte_size)
-        """Its description for :func:`.attach.attach`."""
+        """The region's description for :func:`.attach.attach`."""
 
     def destroy_unless_needed(self) -> None:
         """Free the memory, unless the server may have it mapped: then CUDA leaves the effect undefined."""
@@ -177,7 +177,7 @@ class CudaShmHandle(ShmHandle):
             self._allocation = None
             self._cuda.collect()
             self._runtime.synchronize_device(self.device_id)
-        self._cuda.collect()  # now the GPU has finished with it
+        self._cuda.collect()  # the GPU has finished with the memory now
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
         return self._array(_BYTE, (byte_size,)).to_host()

@@ -162,7 +162,7 @@ def unregister_cleanup_shm_regions(
 def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:
     """Unregister each region by its name, and free its memory. No request may still use a region.
 
-    From Triton 24.12 on, the server does not tell whether one does. The function skips None, and regions that are
+    From Triton 24.12 on, the server does not show such requests. The function skips None, and regions that are
     unregistered, destroyed or unknown to the server, so you can call it again. A failure does not stop the rest, and is
     raised at the end; a wrong argument is a ValueError before anything is done. A region on a GPU that cannot be
     unregistered keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions` when
@@ -207,7 +207,7 @@ def _create(
         regions.inputs.extend(map(functools.partial(_input, module), inputs, in_handles))
         regions.outputs.extend(map(functools.partial(_output, module), outputs, out_handles))
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error says why
+        with contextlib.suppress(Exception):  # keep the first error, which says why
             _unregister_cleanup(regions.shm_handles, triton_client, protocol)
         raise
     return regions

@@ -78,15 +78,15 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         Parameters
         ----------
         model_name : str
-            Its name.
+            The model's name on the server.
         inputs, outputs : sequence of (name, shape, dtype)
             The tensors; shapes are those of a row, without the batch dimension. An output may be declared with another
             shape or dtype of the same size in bytes, and is then read that way. If an output is smaller than declared,
             the rest is zero.
         max_batch_size : int
-            Rows in one request.
+            The most rows in one request.
         pool_size : int
-            Requests at once. Further calls wait.
+            The most requests at once. Further calls wait.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             raise _registered_already(model_name)
         try:
             self._check_is_open()
-        except ClosedError:  # another thread has closed it meanwhile
+        except ClosedError:  # another thread has closed this client meanwhile
             self.cleanup_all_shm()
             raise
 
@@ -142,7 +142,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         Parameters
         ----------
         model_name : str
-            As it was registered.
+            The name of a registered model.
         inputs : mapping of str to numpy.ndarray or list
             Rows, the same number for each input. They are cast to the registered dtypes, and broadcast to
             the registered shapes.
@@ -211,7 +211,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     def __del__(self) -> None:
         """Do the part of :meth:`close` that waits for no lock and no server; the exit handler does the rest."""
         has_rest = [model.abandon() for model in self.registered_models.values()]
-        with contextlib.suppress(AttributeError):  # its constructor may have failed
+        with contextlib.suppress(AttributeError):  # the constructor may have failed
             if not self.registered_models:
                 atexit.unregister(self._at_exit)  # nothing is left to be done
             super().close()
@@ -244,7 +244,7 @@ def _registered_already(model_name: str) -> ValueError:
 
 
 def _host(target: str) -> str:
-    """Return the machine in a target of gRPC."""
+    """Return the host name in a gRPC target."""
     if _UNIX_SOCKET.match(target):
         return "localhost"
     address = _SCHEME.sub("", target.rpartition("/")[2])

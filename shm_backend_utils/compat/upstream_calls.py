@@ -54,7 +54,7 @@ class _SystemMemory:
 
 
 class _CudaMemory(_SystemMemory):
-    """The same for the memory of a GPU."""
+    """tritonclient's calls for the memory of a GPU, in the order of their use."""
 
     module_name = "cuda_shared_memory"
 
@@ -146,7 +146,7 @@ def unregister_cleanup_regions(
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
-    from tritonclient.http import InferenceServerClient  # noqa: PLC0415  # it may not be installed
+    from tritonclient.http import InferenceServerClient  # noqa: PLC0415  # tritonclient.http may not be installed
 
     address = os.environ.get(_ADDRESS_VARIABLE, "localhost")
     with contextlib.ExitStack() as stack:

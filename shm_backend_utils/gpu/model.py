@@ -35,7 +35,7 @@ class DeviceUses:
 
     def __init__(self, arrays: DeviceArrays) -> None:
         self.streams: dict[int, list[NamedStream]] = {}  # the named streams, by GPU; an empty list means the whole GPU
-        self.own: list[tuple[OwnStreams, NamedStream]] = []  # the library's, for the call; its end waits for them
+        self.own: list[tuple[OwnStreams, NamedStream]] = []  # the library's streams; the call's end waits for them
         self.reads_host = False  # whether a copy from host memory may be in progress
         self._arrays = arrays
         self._kept: list[Any] = []
@@ -51,7 +51,7 @@ class DeviceUses:
 
     @property
     def are_named(self) -> bool:
-        """Whether a stream is named on each of its GPUs."""
+        """Whether the call has named a stream on each GPU that it uses."""
         return all(self.streams.values())
 
     def add(self, device: int) -> None:
@@ -92,7 +92,7 @@ class DeviceUses:
         self._kept += arrays
 
     def own_stream(self, device: int) -> tuple[OwnStreams, int]:
-        """Return a stream for the call until it ends, and its pool, as the session may be closed before that."""
+        """Return a stream for the call, after its pool: the stream goes back there even if the session was closed."""
         for streams, stream in self.own:
             if stream.device == device:
                 return streams, stream.handle
@@ -114,7 +114,7 @@ class DeviceUses:
             streams.give_back(stream.handle, stream.device)
 
     def leave(self) -> None:
-        """Release them while GPUs still work: arrays stay alive until that work is done."""
+        """Release streams and arrays while GPUs still work; the arrays stay alive until that work is done."""
         kept, self._kept = self._kept, []
         if kept:
             for device in self:
@@ -123,7 +123,7 @@ class DeviceUses:
 
 
 class DeviceArrays:
-    """The GPU work of calls; copies without a place go to ``device``. CUDA is loaded on first use. Thread-safe."""
+    """The GPU work of calls. New arrays are on ``device`` by default. CUDA is loaded on first use. Thread-safe."""
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
@@ -133,7 +133,7 @@ class DeviceArrays:
 
     @property
     def runtime(self) -> CudaRuntime:
-        """CUDA in this process; MachineError if it, or a GPU, is missing."""
+        """CUDA in this process; MachineError if CUDA or a GPU is missing."""
         return self._cuda.runtime
 
     @property
@@ -151,7 +151,7 @@ class DeviceArrays:
     def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
         """Return any library's array on a GPU as an array of this package, over the same memory.
 
-        Pending work of its library comes before later work on the call's named streams. The call then uses that GPU.
+        Later work on the call's named streams follows pending work of the array's library. The call then uses that GPU.
         """
         device = device_of(self.runtime, value, self.device)
         if uses is not None:
@@ -221,7 +221,7 @@ class DeviceArrays:
         return copied
 
     def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
-        """Return a copy on the instance's GPU, for later work on ``stream``; without one, consumers wait for it."""
+        """Return a copy on the instance's GPU, for later work on ``stream``; by default, consumers wait for it."""
         device, runtime = self.device, self.runtime
         uses.add(device)
         streams, own = uses.own_stream(device)
@@ -247,7 +247,7 @@ class DeviceArrays:
         """
         every = list(uses)
         for device in sorted({device for each in every for device in each}):
-            runtime = self.runtime  # not before: without devices, CUDA need not be there
+            runtime = self.runtime  # only here: without devices, CUDA need not be installed
             using = [each for each in every if device in each]
             if not all(each.streams[device] for each in using):
                 runtime.synchronize_device(device)
@@ -311,7 +311,7 @@ class DeviceArrays:
             self.runtime.retired.collect()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
-        """Make later work on ``stream`` wait for the named streams of a GPU or, without any, for all its work."""
+        """Make later work on ``stream`` wait for a GPU's named streams or, if none is named, for all its work."""
         self._check_is_not_captured(named)
         order_after(self.runtime, named, device, stream)
 

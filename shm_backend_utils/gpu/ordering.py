@@ -32,7 +32,7 @@ class OwnStreams:
             return self._idle[device].pop()
         except IndexError:
             made: list[int] = []
-            self._made.append((device, made))  # first, so that an interrupt leaves no stream behind
+            self._made.append((device, made))  # append first, so that an interrupt cannot lose the stream
             made.append(self.runtime.create_stream(device))
             return made[0]
 
@@ -42,7 +42,7 @@ class OwnStreams:
 
     @contextlib.contextmanager
     def one(self, device: int) -> Iterator[int]:
-        """Borrow a stream for a block, with its device current."""
+        """Borrow a stream for a block, in which the stream's device is current."""
         stream = self.borrow(device)
         try:
             with self.runtime.on(device):
@@ -51,21 +51,21 @@ class OwnStreams:
             self.give_back(stream, device)
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child, they are the parent's
+        if self._process == os.getpid():  # in a forked child, the streams are the parent's
             destroy, retired = self.runtime.destroy_stream, self.runtime.retired
-            for device, streams in self._made:  # none is in use: its borrower keeps this object
+            for device, streams in self._made:  # no stream is in use: a borrower would keep this object alive
                 for stream in streams:
                     retired.add_idle(functools.partial(destroy, stream, device))
 
 
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
-    """Make later work on a device's stream wait for a user's streams and events, of any device. No host waits.
+    """Make later work on a device's stream wait for a user's streams and events, of any device. The host does not wait.
 
-    Without any, the stream waits for all present work of its device. A driver older than CUDA 12.5 cannot do that, so
-    the host waits for the device instead. Stream 2 is the calling thread's own.
+    Without those, the stream waits for all present work of its device. A driver older than CUDA 12.5 cannot do that, so
+    the host waits for the device instead. Stream 2 is the calling thread's default stream.
 
-    CudaError if a stream is being captured into a graph, or an event was recorded in a capture. Work that waited for it
-    would become part of the graph and would not run. So nothing waits then.
+    CudaError, and nothing waits, if a stream is being captured into a graph, or an event was recorded in a capture.
+    Work that waited for either would become part of the graph, and would not run.
     """
     events = [each for each in first if isinstance(each, NamedEvent)]
     streams = [each for each in first if isinstance(each, NamedStream)]
@@ -75,12 +75,12 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
                 runtime.wait_for_event(event, stream)
     for each in events:
         with runtime.on(device):
-            if not runtime.is_event_done(each.handle):  # this fails if it was recorded in a capture
+            if not runtime.is_event_done(each.handle):  # this raises CudaError if the event was recorded in a capture
                 runtime.wait_for_event(each.handle, stream)
 
 
 class _Event:
-    """An event that is destroyed with this object; streams that wait for it still do so."""
+    """An event that is destroyed with this object; streams that already wait for the event go on waiting."""
 
     _process = 0
 
@@ -100,13 +100,13 @@ class _Event:
             self._runtime.destroy_event(self._handles.pop(), self._device)
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child, it is the parent's
+        if self._process == os.getpid():  # in a forked child, the event is the parent's
             for handle in self._handles:
                 self._runtime.retired.add_idle(functools.partial(self._runtime.destroy_event, handle, self._device))
 
 
 class Mark:
-    """A point on a stream, which the host polls. Closing it does not stop the work."""
+    """A point on a stream that the host polls. Closing the mark does not stop the stream's work."""
 
     def __init__(self, runtime: CudaRuntime, stream: int, device: int) -> None:
         self._runtime = runtime
@@ -127,7 +127,7 @@ class Mark:
 
 
 def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int) -> Iterator[int]:
-    """Yield events behind the present work of these streams or, without any, of a device."""
+    """Yield an event behind the present work of each stream or, without streams, of the whole device."""
     for each in streams:
         own = each.device_on(runtime, device)
         with contextlib.closing(_Event(runtime, own)) as event:

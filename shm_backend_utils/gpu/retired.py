@@ -33,13 +33,13 @@ class _Waiting(NamedTuple):
 
 
 class Retired:
-    """Work on GPU memory that waits until the GPUs have finished with it. Thread-safe."""
+    """Work, such as freeing GPU memory, that waits until the GPUs have finished with the memory. Thread-safe."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._idle: deque[Work] = deque()  # finalizers append to this one and the next, without a lock
+        self._idle: deque[Work] = deque()  # finalizers append to _idle and to _busy without a lock
         self._busy: deque[tuple[int, Work]] = deque()
         self._waiting: deque[_Waiting] = deque()
         call_after_fork(self)
@@ -55,14 +55,14 @@ class Retired:
     def collect(self) -> bool:
         """Free and unmap as much as possible now, without waiting. Return whether something is left.
 
-        Memory that CUDA refuses to free or unmap is leaked, because its users are unknown. So is all memory of a lost
-        device. If CUDA cannot answer now, the next call asks again. With a driver older than CUDA
-        12.5, this waits for the devices.
+        Memory that CUDA refuses to free or unmap is leaked, because its users are unknown. All memory of a lost device
+        is leaked, too. If CUDA cannot answer now, the next call asks again. With a driver older than CUDA 12.5, this
+        waits for the devices.
 
         Finalizers must not call this: CUDA itself may wait for a device before it frees memory there.
         """
         if not self._lock.acquire(blocking=False):
-            return True  # another thread is doing it
+            return True  # another thread is collecting
         try:
             self._mark()
             for _ in range(len(self._waiting)):
@@ -86,7 +86,7 @@ class Retired:
         return bool(self._idle or self._busy or self._waiting)
 
     def after_fork(self) -> None:
-        """Forget all work in a forked child: the memory is its parent's."""
+        """Forget all work in a forked child: the memory belongs to the parent."""
         self._lock = threading.Lock()
         self._idle.clear()
         self._busy.clear()
@@ -98,7 +98,7 @@ class Retired:
                 self._idle.popleft()()
 
     def _mark(self) -> None:
-        """Record an event behind the present work of each device; afterwards the queued memory is unused."""
+        """Record an event behind the present work of each device: when the device reaches it, the memory is unused."""
         by_device: dict[int, list[Work]] = {}
         for _ in range(len(self._busy)):
             device, work = self._busy.popleft()

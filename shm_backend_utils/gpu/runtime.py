@@ -68,7 +68,7 @@ class PointerFacts(NamedTuple):
 
     kind: Literal["device", "managed", "pinned", "host"]
     device: int = 0  # 0 for host memory
-    base: int = 0  # of its allocation; for host memory, base and byte_size are 0
+    base: int = 0  # the address of the allocation; for host memory, base and byte_size are 0
     byte_size: int = 0
     is_exportable: bool = False
 
@@ -78,12 +78,12 @@ class CudaRuntime:
 
     def __init__(self, driver: Any | None = None) -> None:
         self._driver = _imported_driver() if driver is None else driver
-        self._lock = threading.RLock()  # reentrant: a finalizer may need a context while its thread holds it
+        self._lock = threading.RLock()  # reentrant: a finalizer may need a context while its thread holds the lock
         self._contexts: dict[int, Any] = {}
         self._uuids: dict[int, str] = {}
         try:
             self._ask("starting CUDA", "cuInit", 0)
-        except RuntimeError as error:  # from the bindings, if the library is missing
+        except RuntimeError as error:  # the bindings raise this if the driver's library is missing
             raise MachineError(
                 f"GPU memory needs NVIDIA's driver, but its library libcuda.so.1 was not found ({error}); install the "
                 "driver, start the container with --gpus, or check LD_LIBRARY_PATH"
@@ -105,7 +105,7 @@ class CudaRuntime:
         uuid = self._uuids.get(device)
         if uuid is None:
             doing = f"asking for the UUID of GPU {device}"
-            has_second = hasattr(self._driver, "cuDeviceGetUuid_v2")  # bindings 13 give it the plain name
+            has_second = hasattr(self._driver, "cuDeviceGetUuid_v2")  # bindings 13 use the plain name for this function
             name = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
             found = self._ask(doing, name, self._ask(doing, "cuDeviceGet", device))
             uuid = self._uuids[device] = bytes(found.bytes).hex()
@@ -321,7 +321,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _on_any(self) -> Iterator[None]:
-        """Make any device current for calls that do not depend on it, and avoid making a context on an unused one."""
+        """Make a device current, if none is, for calls that work on any device; prefer a device that has a context."""
         current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
         with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
             yield
@@ -356,7 +356,7 @@ class CudaRuntime:
         """Call a driver function, and return its results without the error code."""
         try:
             error, *found = getattr(self._driver, name)(*arguments)
-        except (KeyError, ValueError) as unknown:  # the driver is newer than the bindings
+        except (KeyError, ValueError) as unknown:  # the bindings do not know an error of a newer driver
             raise CudaError(doing, f"CUresult {unknown}") from None
         if error:
             raise CudaError(doing, error.name)

@@ -86,7 +86,7 @@ class Scratch:
 
 
 class _Taken:
-    """The memory of one array. Its finalizer neither waits nor calls CUDA."""
+    """The memory of one array, with a finalizer that neither waits nor calls CUDA."""
 
     def __init__(self, scratch: Scratch, runtime: CudaRuntime, byte_size: int, address: int, device: int) -> None:
         self.address = address

@@ -26,11 +26,11 @@ class NamedStream(NamedTuple):
 
     @property
     def is_the_threads(self) -> bool:
-        """Whether it is the per-thread default stream, which is a different stream in each thread."""
+        """Whether this is the per-thread default stream, which is a different stream in each thread."""
         return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return its device (``meant`` for a default stream without one); CallerError if CUDA knows no such stream."""
+        """Return the stream's device (``meant`` for a default stream without one); CallerError for unknown streams."""
         if self.device is not None:
             return self.device
         try:

@@ -28,7 +28,7 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Descriptor:
-    """An open file descriptor, closed with its object unless it must outlive it, and at once in a forked child.
+    """An open file descriptor: closed with its object, except after ``outlive_object``, and at once in a forked child.
 
     A signal handler may raise between two steps of the interpreter. If ``open_it`` is a function in C,
     ``list.extend`` and ``map`` open and store the descriptor in one step.
@@ -43,19 +43,19 @@ class Descriptor:
         self._held.extend(map(open_it, *zip(arguments, strict=True)))
 
     def fileno(self) -> int:
-        """Return its number, which stays this object's; -1 once it is closed."""
+        """Return the descriptor's number, or -1 once it is closed."""
         return self._held[0] if self._held else -1
 
     def reopened(self) -> Descriptor:
-        """Open the file again, as locks belong to a description; O_NONBLOCK, as a peer's file lease could block it."""
+        """Open the file again, for locks of its own; O_NONBLOCK, as a peer's file lease could block the call."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def outlive_object(self) -> None:
-        """Stay open until the process ends, even without this object: others may still rely on it."""
+        """Keep the descriptor open until the process ends, even without this object: others may still rely on it."""
         self._outlives = True
 
     def close(self) -> None:
-        """Close it. Twice is fine."""
+        """Close the descriptor. Twice is fine."""
         deque(map(os.close, map(self._held.pop, range(len(self._held)))), maxlen=0)
 
     after_fork = close
@@ -92,7 +92,7 @@ class NoDescriptorsError(NoSharedMemoryError):
 
 
 def no_descriptors(needed: str) -> NoDescriptorsError:
-    """Return the error; ``needed`` says how many descriptors were needed, and for which purpose."""
+    """Return the error for a lack of descriptors; ``needed`` says how many were needed, and for which purpose."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return NoDescriptorsError(
         f"{needed}, and this process has none left of {most}; release results sooner, or raise the limit (ulimit -n)"

@@ -14,7 +14,7 @@ the next byte                          shared, by every model to which that mode
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
-Only the owner takes its byte, before any other process can find the region. So if that byte is free, the owner is dead
+Only the owner takes byte 0, before any other process can find the region. So if that byte is free, the owner is dead
 or done, for ever. The owner of a sealed region, which has no name, removes the region by releasing this lock.
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
@@ -53,7 +53,7 @@ __all__ = [
 _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
 _REAPER_BYTE: Final = 2
-_BORROWED: Final = 1  # counted from the byte of a slot's lease
+_BORROWED: Final = 1  # the distance from the byte of a slot's lease
 _LEASE: Final = "a lease on memory that another process frees"
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
@@ -77,7 +77,7 @@ def hold_owner_lease(fd: int) -> None:
 
 
 def let_go_of_owner_lease(fd: int) -> None:
-    """Give back the owner's lease, for good: the region is removed."""
+    """Release the owner's lease for good: other processes then know that the region is removed."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, _OWNER_BYTE))
 
 
@@ -132,7 +132,7 @@ class SharedLease:
     @classmethod
     @translate_os_errors(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
     def take(cls, fd: int, byte: int) -> SharedLease | None:
-        """Take it; None if another description locks the byte exclusively. MachineError if the system refuses it."""
+        """Take the lease; None if another description locks the byte exclusively. MachineError if the system fails."""
         own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         if not _try_lock(own.fileno(), _flock(fcntl.F_RDLCK, byte)):
             own.close()
@@ -141,7 +141,7 @@ class SharedLease:
         return cls(own)
 
     def give_back(self) -> None:
-        """Give it back. Twice is fine."""
+        """Give the lease back. Twice is fine."""
         self._own.close()
 
 
@@ -171,7 +171,7 @@ class SlotLease:
         return True
 
     def take_back(self) -> bool:
-        """Take the lease as :meth:`take` does, for the client: only if the memory is also not borrowed."""
+        """Take the lease for the client, like :meth:`take`, but only if no model has borrowed the memory either."""
         if not self._in_process.acquire(False):
             return False
         try:
@@ -185,7 +185,7 @@ class SlotLease:
 
     @property
     def is_taken_here(self) -> bool:
-        """Whether a thread of this process holds it."""
+        """Whether a thread of this process holds the lease."""
         return self._in_process.locked()
 
     def give_back(self) -> None:

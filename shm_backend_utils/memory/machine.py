@@ -39,7 +39,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> float:
-    """Return how much more memory this process may take, as far as the system tells; infinity if it does not."""
+    """Return how many more bytes this process may take; infinity if the system does not show it."""
     return min([_available_on_machine(), *(limit - used for limit, used in _limits())])
 
 

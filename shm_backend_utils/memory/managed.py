@@ -86,7 +86,7 @@ class ManagedRegion:
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token, and close it. The checks read the file before it is mapped."""
+        """Map a file whose header has this token, and close the file. All checks read the file before it is mapped."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
             raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")
@@ -97,7 +97,7 @@ class ManagedRegion:
         return cls(kind.map(file, header.byte_size), header)
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Enlarge a region of this process, under a new token, so that requests name it, and models map it, anew."""
+        """Enlarge a region of this process, and give it a new token, so that models map it anew."""
         self.segment.grow(whole_pages(byte_size), deadline)
         token = secrets.token_bytes(layout.TOKEN_LENGTH)
         self.header = replace(self.header, byte_size=self.segment.byte_size, token=token)
@@ -173,7 +173,7 @@ class ManagedRegion:
 def array_at(
     memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
 ) -> npt.NDArray[Any] | None:
-    """Return a C-contiguous view of a span of memory, which it keeps mapped; None if the span is too small."""
+    """Return a C-contiguous view of a span, which keeps the memory mapped; None if the span is too small."""
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} holds pointers; expected a type that shared memory can hold")
     if math.prod(shape) * dtype.itemsize > byte_size:

@@ -1,7 +1,7 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
-A file is removed only if this user owns it, it has this library's prefix and a ready header, and its owner's lease is
-free: the owner is dead or done. An empty file needs no header, but a name of exactly this library's form.
+The reaper removes only files of this user with this library's prefix, a ready header and a free owner's lease, which
+means that the owner is dead or done. An empty file needs no header, but a name of exactly this library's form.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RegionReport:
     is_owner_alive: bool
     age_s: float  # since it was made
     slot_count: int
-    slots_in_use: int  # a model executes in them at this moment
+    slots_in_use: int  # the slots in which a model executes at this moment
 
 
 def scan() -> list[RegionReport]:

@@ -44,7 +44,7 @@ class StatusEndpoint:
             except TimeoutError:
                 raise _no_answer() from None
             except (OSError, HTTPException, ValueError, KeyError, TypeError):
-                pass  # maybe only because a name is not registered: the whole list shows that
+                pass  # the cause may be a name that is not registered: the whole list shows that
         current = self.all()
         return {name: current[name] for name in names if name in current}
 

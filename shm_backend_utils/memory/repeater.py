@@ -49,7 +49,7 @@ def _repeat(work: Callable[[], float], wait_s: float, goes_on: queue.SimpleQueue
         is_hurried = False
         try:
             while goes_on.get(timeout=0 if is_hurried else wait_s):
-                is_hurried = True  # several times count as one
+                is_hurried = True  # several calls of hurry() count as one
             if not is_hurried:
                 return
             is_last = True

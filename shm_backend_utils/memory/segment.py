@@ -48,10 +48,10 @@ class MappedSegment(ABC):
     _lack_of_room: Callable[[int], str]  # the message if they are too few
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
-        """Map ``byte_size`` bytes of an open descriptor, and close it."""
-        self.key = key  # its name in requests
+        """Map ``byte_size`` bytes of an open descriptor, and close the descriptor."""
+        self.key = key  # the segment's name in requests
         self.byte_size = byte_size
-        self._descriptor = descriptor  # until it is mapped
+        self._descriptor = descriptor  # replaced once the memory is mapped
         self._maker = 0  # the id of the process that made the memory, this one or a parent; else 0
         self._map: mmap.mmap | None = None
         call_after_fork(self)
@@ -59,7 +59,7 @@ class MappedSegment(ABC):
             status = os.fstat(descriptor.fileno())
             # Identifies the mapped object; its key may name another object by now.
             self.identity = (status.st_dev, status.st_ino)
-            # Bytes that had memory when it was mapped, and were no holes.
+            # The bytes that had memory, and were no holes, at the moment of mapping.
             self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks
@@ -91,7 +91,7 @@ class MappedSegment(ABC):
         segment._maker = os.getpid()
         try:
             publish(segment)
-        except BaseException:  # an interrupt may come after others can find it
+        except BaseException:  # an interrupt may come when others can already find the segment
             segment.unlink()
             segment.close()
             raise
@@ -111,7 +111,7 @@ class MappedSegment(ABC):
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
         """Enlarge the memory, and map it anew; OSError if that fails, TimeoutError if it takes too long."""
-        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this segment is closed
+        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # not closed with this segment
             fd = descriptor.fileno()
             try:
                 allocate(fd, 0, byte_size, self._room(), deadline)
@@ -126,16 +126,16 @@ class MappedSegment(ABC):
 
     @abstractmethod
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had."""
+        """Raise an error unless the owner still offers this memory, with the claimed bytes and without new holes."""
 
     @property
     @abstractmethod
     def is_unlinked(self) -> bool:
-        """Whether it can no longer be opened, as its owner has removed it, or it was closed here."""
+        """Whether no process can open this memory any more, as its owner has removed it, or it was closed here."""
 
     @abstractmethod
     def unlink(self) -> None:
-        """Keep others from opening it; no effect in a forked child. Mappings stay valid. Twice is fine."""
+        """Keep others from opening this memory; no effect in a forked child. Mappings stay valid. Twice is fine."""
 
     @property
     def is_closed(self) -> bool:
@@ -143,7 +143,7 @@ class MappedSegment(ABC):
         return self._map is None
 
     def fileno(self) -> int:
-        """Return the open descriptor, which the segment owns; raises ClosedError once it is closed."""
+        """Return the open descriptor, which the segment owns; raises ClosedError once the segment is closed."""
         if self._map is None:
             raise ClosedError("this shared-memory segment")
         return self._descriptor.fileno()
@@ -151,7 +151,7 @@ class MappedSegment(ABC):
     def prefault(self, deadline: float = math.inf) -> None:
         """Enter every page into this process' page tables, until the deadline; no effect before Linux 5.14.
 
-        It goes piece by piece, as the interpreter's other threads and signal handlers wait during each piece.
+        This works piece by piece, as the interpreter's other threads and signal handlers wait during each piece.
         """
         mapped = self._map
         if mapped is not None:
@@ -208,7 +208,7 @@ class SystemSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None] = lambda segment: None,
         deadline: float = math.inf,
     ) -> SystemSegment:
-        """Make a new object with all its memory allocated. It gets its name last, after ``prepare`` was called."""
+        """Make a new object with all its memory allocated. The object gets its name last, after ``prepare``."""
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
 
         def publish(segment: SystemSegment) -> None:
@@ -225,7 +225,7 @@ class SystemSegment(MappedSegment):
         return cls.map(file, file.status.st_size)
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its key still names this object, with all its bytes; takes one ``lstat``."""
+        """Raise an error unless the key still names this object, with all its bytes; takes one ``lstat``."""
         if self._map is None:
             raise RegionGoneError(f"{field} was unmapped")
         try:
@@ -245,7 +245,7 @@ class SystemSegment(MappedSegment):
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether the object has lost its name, so that it can no longer be opened, or was closed here."""
+        """Whether the object has lost its name, so that no process can open it any more, or was closed here."""
         return self._map is None or os.fstat(self.fileno()).st_nlink == 0
 
     def unlink(self) -> None:
@@ -253,7 +253,7 @@ class SystemSegment(MappedSegment):
         if self._maker not in (0, os.getpid()):
             return
         path = DEV_SHM / self.key
-        with contextlib.suppress(OSError):  # what cannot be removed now stays for the reaper
+        with contextlib.suppress(OSError):  # the reaper removes an object that this cannot remove
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
                 path.unlink()
@@ -294,7 +294,7 @@ class SealedSegment(MappedSegment):
 
         def publish(segment: SealedSegment) -> None:
             prepare(segment)
-            with contextlib.suppress(OSError):  # with a limit on file sizes, it cannot grow later
+            with contextlib.suppress(OSError):  # a limit on file sizes forbids this: then the memory cannot grow later
                 os.ftruncate(segment.fileno(), max(byte_size, _MOST_BYTES))
             fcntl.fcntl(segment.fileno(), fcntl.F_ADD_SEALS, _SEALS)
             segment._offered = next(REGISTRY.numbers)
@@ -303,12 +303,12 @@ class SealedSegment(MappedSegment):
         return cls._make("", _new_memfd(), byte_size, access, deadline, publish)
 
     def renew(self, token: bytes) -> None:
-        """Replace the token that models must know to fetch it."""
+        """Replace the token that models must know to fetch the memory."""
         if self._offered is not None:
             REGISTRY.renew(self._offered, token)
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its owner lives and has not removed it, and no holes were punched into it."""
+        """Raise an error unless the owner lives and still offers the memory, and the memory has no new holes."""
         if self.is_unlinked:
             raise RegionGoneError(f"{field} was removed by its owner")
         if byte_size > self.byte_size:
@@ -318,7 +318,7 @@ class SealedSegment(MappedSegment):
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether its owner is dead, or has removed it, or it was closed here."""
+        """Whether the owner is dead or has removed the memory, or the memory was closed here."""
         if self._map is None:
             return True
         if self._maker:
@@ -326,20 +326,20 @@ class SealedSegment(MappedSegment):
         return not locks.is_owner_alive(self.fileno())
 
     def unlink(self) -> None:
-        """Stop handing it out, and release the owner's lease, which shows that to models."""
+        """Stop handing out the memory, and release the owner's lease, which tells models that the memory is removed."""
         if self._offered is not None and self._maker == os.getpid():
             REGISTRY.withdraw(self._offered)
             locks.let_go_of_owner_lease(self.fileno())
             self._offered = None
 
     def close(self) -> None:
-        """Close it like every segment; this removes it if this process made it, as it could not be found again."""
+        """Close the segment. If this process made it, first remove it, as no process could find it again."""
         self.unlink()
         super().close()
 
 
 def _new_memfd() -> Descriptor:
-    """Return a new memfd, which cannot be executed if the kernel can forbid that, as some systems demand."""
+    """Return a new memfd, not executable if the kernel supports that, as some systems demand it."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     with contextlib.suppress(OSError):
         return Descriptor(os.memfd_create, _NAME, flags | _MFD_NOEXEC_SEAL)

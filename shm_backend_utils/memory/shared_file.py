@@ -57,16 +57,16 @@ _POOL_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or in a subclass another one; a ``with`` statement closes it, and so does mapping it.
+    """A regular file in /dev/shm, or a subclass's kind of file. A ``with`` statement closes it, and so does mapping it.
 
-    No method touches its memory: a foreign file, or one that shrinks meanwhile, can do no harm.
+    No method touches the file's memory, so even a file that shrinks meanwhile can do no harm.
     """
 
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
         self.key = key
-        self.field = field  # its name in messages
+        self.field = field  # the file's name in messages
         self.descriptor = descriptor
-        self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
+        self.status = os.fstat(descriptor.fileno())  # as of the moment when the file was opened
 
     @classmethod
     @translate_os_errors()
@@ -93,14 +93,14 @@ class SharedFile:
         return file
 
     def check_size(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it is as large as claimed, and not empty."""
+        """Raise RegionRefusedError unless the file is as large as claimed, and not empty."""
         if self.status.st_size == 0:
             raise RegionRefusedError(self.field, "it is empty")
         if self.status.st_size < byte_size:
             raise RegionRefusedError(self.field, f"it claims {byte_size} bytes, but {self.status.st_size} are there")
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for so many bytes: touching a hole may kill a process."""
+        """Raise RegionRefusedError unless the file has memory for so many bytes: touching a hole may kill a process."""
         space = self.status.st_blocks * BLOCK_SIZE
         if space < byte_size:
             raise RegionRefusedError(
@@ -123,11 +123,11 @@ class SharedFile:
             ) from None
 
     def read(self, byte_size: int) -> bytes:
-        """Return its first bytes, read and not mapped; fewer if it ends before."""
+        """Read the file's first bytes, without mapping them; return fewer if the file is shorter."""
         return os.pread(self.descriptor.fileno(), byte_size, 0)
 
     def close(self) -> None:
-        """Close it. Twice is fine."""
+        """Close the file. Twice is fine."""
         self.descriptor.close()
 
     def __enter__(self) -> SharedFile:
@@ -144,8 +144,8 @@ class SealedFile(SharedFile):
     def take(cls, key: str, received: Descriptor, field: str) -> SealedFile:
         """Reopen a received descriptor, for locks of its own, and close it; RegionRefusedError if it is not a memfd.
 
-        The descriptor may be anything: no call that could block is made before it is known to be a memfd. If this
-        raises, the descriptor may still be open.
+        The descriptor may be of any file: this makes no call that could block before it knows that the file is a memfd.
+        If this raises, the descriptor may still be open.
         """
         _check_is_memfd(received, field)
         file = cls(key, _reopened(received, field), field)
@@ -153,7 +153,7 @@ class SealedFile(SharedFile):
         return file
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for these whole pages, of ordinary size: huge ones may lack."""
+        """Raise RegionRefusedError unless the file has memory for whole pages of ordinary size: huge ones may lack."""
         page_size = os.fstatvfs(self.descriptor.fileno()).f_bsize
         if page_size > PAGE_SIZE:
             raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")
@@ -163,7 +163,7 @@ class SealedFile(SharedFile):
 
 
 def _check_is_memfd(received: Descriptor, field: str) -> None:
-    """Raise unless it is a memfd: any other call may block, such as fstat on a FUSE file."""
+    """Raise RegionRefusedError unless the file is a memfd; other calls may block, such as fstat on a FUSE file."""
     try:
         fcntl.fcntl(received.fileno(), fcntl.F_GET_SEALS)
     except OSError:
@@ -247,14 +247,14 @@ def total_bytes() -> int:
 def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float = math.inf) -> None:
     """Allocate every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    OSError with a number in ``NO_SPACE`` if ``room`` is too small. With a deadline, it goes piece by piece, and raises
-    TimeoutError if it is late. Without one, the kernel gives all back if it cannot allocate all.
+    OSError with a number in ``NO_SPACE`` if ``room`` is too small. With a deadline, this allocates piece by piece, and
+    raises TimeoutError after the deadline. Without a deadline, the kernel frees all again if it cannot allocate all.
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     end = offset + byte_size
     piece = _SPACE_PIECE if deadline < math.inf else max(byte_size, 1)
-    for begin in range(offset, max(end, offset + 1), piece):  # for 0 bytes, too: the kernel refuses them
+    for begin in range(offset, max(end, offset + 1), piece):  # once even for 0 bytes, which the kernel refuses
         if time.monotonic() > deadline:
             raise TimeoutError(f"{byte_size} bytes of shared memory could not be allocated in time")
         os.posix_fallocate(fd, begin, min(piece, end - begin))

@@ -40,13 +40,13 @@ class Config:
     checks_registrations: bool = True  # True: ask the server in every request; False: only every 5 s
     server_url: str = ""  # where to ask about registrations and models; empty if unknown
     pool_prefix: str = USUAL_POOL_PREFIX  # of the Python backend's own regions, from the command line
-    inline_bytes: int = 64 * 2**10  # call.forward sends tensors in band if they total no more
+    inline_bytes: int = 64 * 2**10  # call.forward sends tensors in band up to this total
     max_mapped_bytes: int | None = None  # in total; None for no limit
     gpu_events: bool = False  # clients wait for CUDA events, if the model has named its streams
     pin_host_memory: bool = False  # whether mapped host regions are registered with CUDA
     handover_s: float = 1.0  # the longest wait of a request for a sealed region
     stream_patience_s: float = 30.0  # the longest wait of a stream for its client to release a frame
-    stream_total_patience_s: float = 300.0  # the sum of such waits: how long a slow client can hold it
+    stream_total_patience_s: float = 300.0  # the longest sum of such waits in one stream
     metrics: bool = False
     debug: bool = False
 

@@ -62,7 +62,7 @@ class Context:
         self.spec = spec.as_model_sees()  # with the shapes that ``model.py`` sees
         self.request_spec = spec  # with the shapes in requests; they differ only if Triton reshapes a tensor
         self.form = TableForm.of(spec)
-        self.outputs: Mapping[str, TensorForm] = TensorForm.of_all(  # those that Triton does not reshape
+        self.outputs: Mapping[str, TensorForm] = TensorForm.of_all(  # the outputs that Triton does not reshape
             {name: tensor for name, tensor in spec.outputs.items() if tensor.reshape is None}
         )
         # Triton fills the batch slots of sequences without a request with requests of its own.
@@ -72,7 +72,7 @@ class Context:
         self.arrays = DeviceArrays(cuda, device)
         self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None
         self.resolver = Resolver(config, cuda, self.pinning)
-        self.slots = self.resolver.registry.slots  # those of mapped regions
+        self.slots = self.resolver.registry.slots  # the slots of mapped regions, by address
         self.forwarder = Forwarder(spec.name, self.backend, self.arrays, config.server_url, config.inline_bytes)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Poison:
             piece[...] = noise
 
     def fills(self, view: TensorView) -> bool:
-        """Return whether a view is of exactly this memory."""
+        """Return whether a view covers exactly this memory."""
         return type(view) is TensorView and (view.array.__array_interface__["data"][0], view.array.nbytes) == (
             self._data.__array_interface__["data"][0],
             self._data.nbytes,
@@ -69,7 +69,7 @@ class Poison:
 
 
 def _least_that_tells(expected: float) -> int:
-    """Return how many equal elements are too many for chance, if ``expected`` are expected (Chernoff's bound)."""
+    """Return how many equal elements are too many for chance, which makes ``expected`` of them (Chernoff's bound)."""
     least = max(1, math.floor(expected + 5 * math.sqrt(expected)))
     while least <= expected or math.exp(least - expected + least * math.log(expected / least)) > _FALSE_ALARM:
         least += 1

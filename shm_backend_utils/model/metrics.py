@@ -42,7 +42,7 @@ _BUCKETS: Final = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
 
 
 class _Family(NamedTuple):
-    """The common properties of all series of a name, which may differ in one label; ``values`` exist from the start."""
+    """The properties that all series of a name share; the series of ``label``'s ``values`` exist from the start."""
 
     kind: str
     description: str
@@ -136,7 +136,7 @@ class Metrics:
         """Remove the session's series from the server. Twice is fine."""
         self._repeater.stop()
         self._metrics.clear()
-        self._families.clear()  # after their metrics
+        self._families.clear()  # only after the metrics of these families
 
     def _metric(self, series: _Series) -> Any:
         metric = self._metrics.get(series)
@@ -150,14 +150,14 @@ class Metrics:
     def _publish_or_stop(self) -> float:
         try:
             self.publish()
-        except Exception as error:  # as when it started
+        except Exception as error:  # whatever fails in the server: the model serves on
             self._backend.log_warning(f"model {self._labels['model']!r} no longer publishes its metrics: {error}")
             self._repeater.stop_some_time()
         return _INTERVAL_S
 
 
 class MeasuredCall(Call):
-    """A call that counts its work and the library's time, without the model's code and without waits for GPUs."""
+    """A call that counts its tensors' bytes and the library's own time, without ``model.py`` and waits for GPUs."""
 
     __slots__ = ("_metrics", "_own_s")
 
@@ -189,7 +189,7 @@ class MeasuredCall(Call):
         self._metrics.refused(error)
 
     def _abort(self) -> None:
-        self._is_open = False  # so that end() does not count it as answered
+        self._is_open = False  # so that end() does not count this call as answered
         super()._abort()
 
     def _bytes(self) -> tuple[int, int]:

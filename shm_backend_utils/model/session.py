@@ -140,7 +140,7 @@ class ShmSession:
                 returned = infer(call)
                 if returned is not None:
                     check_has_run(returned)
-                    del returned  # it may hold the request's memory
+                    del returned  # the value may hold the request's memory
                 call.commit()
                 if call.devices is None:
                     call.end()
@@ -259,12 +259,12 @@ class ShmSession:
         return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
 
     def _infer_batch(self, batch: BatchCall, infer: Callable[[BatchCall], object]) -> None:
-        """Run ``infer`` on a batch, and end those of its calls that do not wait for a GPU."""
+        """Run ``infer`` on a batch, and end the calls that need not wait for a GPU."""
         try:
             returned = infer(batch)
             if returned is not None:
                 check_has_run(returned)
-                del returned  # it may hold the requests' memory
+                del returned  # the value may hold the requests' memory
             batch.scatter()
         except BaseException as error:
             self._log(error)
@@ -306,7 +306,7 @@ class ShmSession:
         call = self.stream(request)
         try:
             run_stream(call, answer)
-        except BaseException as error:  # the client has got it; the next request must be served all the same
+        except BaseException as error:  # the client has got the error; the next request must still be served
             self._log(error)
             if self._metrics is not None:
                 self._metrics.refused(error)
@@ -319,14 +319,14 @@ class ShmSession:
         call.fail(error)
 
     def _log(self, error: BaseException) -> None:
-        """Write an error to the server's log with its lines of model.py, unless model.py has not caused it."""
+        """Write an error and its traceback to the server's log if ``model.py`` has caused the error."""
         if isinstance(error, ModelError) or not isinstance(error, ShmError):
             with contextlib.suppress(Exception):  # the request needs its answer, even if the log fails
                 self._backend.log_error("".join(traceback.format_exception(error)))
 
 
 def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
-    """Wait for GPUs and end committed calls: all fail if one did, as CUDA does not tell whose work failed."""
+    """Wait for GPUs and end committed calls; if the wait fails, all fail, as CUDA does not show whose work failed."""
     try:
         arrays.wait([call.devices for call in calls if call.devices is not None])
     except BaseException as error:  # whatever it is, every call needs its response

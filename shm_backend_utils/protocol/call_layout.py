@@ -67,11 +67,11 @@ class CallInput(NamedTuple):
 
 
 class CallLayout(NamedTuple):
-    """A call, laid out: region 0 is the slot's own, region 1 is on the first of the call's GPUs, and so on."""
+    """The layout of a call: region 0 is the slot's own, region 1 is on the first of the call's GPUs, and so on."""
 
     table: Table  # further regions are added later
     batch_size: int | None  # None without a batch dimension
-    certain: frozenset[str]  # outputs whose room suffices, by the configuration or the user's hint
+    certain: frozenset[str]  # outputs whose size the configuration or the user's hint gives
     requested: Mapping[str, None] | None  # names in the order of the configuration; None for all
     end: int  # of the last tensor on the host, as an offset in the region
     devices: tuple[int, ...] = ()  # GPUs on which the call needs memory
@@ -121,9 +121,9 @@ def _needed_of_record(spec: ModelSpec) -> int:
 
 
 NO_DEVICES: Final[Mapping[str, int]] = MappingProxyType({})
-"""For outputs that are all on the host."""
+"""The value of ``output_devices`` if all outputs are on the host."""
 
-_OWN_REGIONS: Final = 5  # with events, these always have room: four GPUs, and an overflow
+_OWN_REGIONS: Final = 5  # a record has room for these, with events: four GPUs, and an overflow
 _CLAIM_LENGTH: Final = 160
 _MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and this many lent inputs
 _LENT_CLAIM_LENGTH: Final = 96
@@ -143,7 +143,7 @@ def lay_out(
     """Check a call against the model's configuration, and lay it out from ``begin`` on; TensorError if it does not fit.
 
     ``wanted`` maps outputs to the user's hints in bytes; None means all outputs. ``learned`` has the bytes per row that
-    outputs needed before: it counts where neither a hint nor the configuration gives a size.
+    outputs needed before; they give the room if neither a hint nor the configuration gives a size.
     """
     cursor = begin
     spans: dict[str, InputSpan] = {}
@@ -193,7 +193,7 @@ def lay_out(
 
 
 def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLayout:
-    """Return the layout of some rows within a call's layout; outputs of unknown size share room in whole elements."""
+    """Return the layout of some of a call's rows; outputs of unknown size get their share of room in whole elements."""
     assert whole.batch_size is not None
     rows, count = whole.batch_size, end - begin
     inputs, outputs = {}, {}
@@ -203,7 +203,7 @@ def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLay
         inputs[name] = InputSpan(span.dtype, shape, span.region, offset, count * row_size)
     for name, room in whole.table.outputs.items():
         dtype, row_size = spec.outputs[name].dtype, room.byte_size // rows
-        assert dtype is not None  # or it would have no room
+        assert dtype is not None  # an output without a type has no room
         row_size -= row_size % (dtype.itemsize or 1)
         outputs[name] = OutputSpan(room.region, room.offset + begin * row_size, count * row_size)
     return whole._replace(table=Table(inputs, outputs), batch_size=count)
@@ -271,7 +271,7 @@ def _strings_on_a_gpu(name: str) -> TensorTypeError:
 
 
 CALLS: Final = 256
-"""After this many consecutive calls that need less, the learned sizes are too large."""
+"""After this many consecutive calls that needed less, learned sizes become smaller."""
 
 
 class LearnedSizes:
@@ -279,8 +279,8 @@ class LearnedSizes:
 
     def __init__(self, head_room: float) -> None:
         self.per_row: dict[str, int] = {}  # with the head room
-        # The bytes per row of all outputs together, for each call since shrink(). Calls append theirs if per_row is not
-        # empty; after CALLS of them, it is time to shrink.
+        # The bytes per row of all outputs together, for each call since shrink(). A call appends its number if per_row
+        # is not empty; after CALLS numbers, shrink() has enough of them.
         self.needed: list[float] = []
         self._head_room = head_room
         self._has_shrunk = False

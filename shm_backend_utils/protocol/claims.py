@@ -1,9 +1,9 @@
-"""Further regions of a table: memory that a request uses beside its own slot. Pure.
+"""Further regions of a table: memory that a request uses in addition to the region of its own slot. Pure.
 
 ::
 
     0  kind         u8    1 lent, 2 CUDA, 3 named
-    1  flags        u8    of CUDA memory: 1 if it is lent for this request alone; else 0
+    1  flags        u8    1 for CUDA memory that is lent for this request alone; else 0
     2  slot         u16   of a lent region: the slot that its lender executes in
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MAX_REGIONS: Final = 64
-"""Further regions of one table."""
+"""The most further regions of one table."""
 
 _LENT: Final = 1
 _CUDA: Final = 2
@@ -58,25 +58,25 @@ class LentRegionClaim:
 
     key: str  # in /dev/shm, without a slash
     byte_size: int  # of the whole region
-    token: str  # the secret in its header: 32 lowercase hexadecimal digits
-    slot: int  # in which the lender executes
+    token: str  # the secret in the region's header: 32 lowercase hexadecimal digits
+    slot: int  # the slot in which the lender executes its request
 
 
 @dataclass(frozen=True, slots=True)
 class CudaRegionClaim:
-    """Device memory that its owner has exported by CUDA IPC. It is all data: offsets count from its beginning."""
+    """Device memory that its owner has exported by CUDA IPC, without a header: offsets count from its beginning."""
 
     handle: bytes  # 64 bytes, CUipcMemHandle: a secret that suffices to map the memory
     byte_size: int  # of the allocation, or less
     device_uuid: str  # 32 lowercase hexadecimal digits; device numbers differ between processes
-    # The region whose slot also fences this memory: 0 for the request's own, or the number of a lent one. None without
-    # a fence.
+    # The region whose slot also fences this memory: 0 for the request's own region, or the number of a lent region.
+    # None without a fence.
     fence: int | None
-    # The 64 bytes of CUipcEventHandle, or empty: an event of the client's. With it, the model may answer while the GPU
-    # is still at work here.
+    # The 64 bytes of a CUipcEventHandle for an event of the client's, or empty. With an event, the model may answer
+    # while the GPU is still at work on this memory.
     event: bytes = b""
-    # The memory is lent for this request alone: the model borrows the slot that fences it. Before it answers, it unmaps
-    # the memory and then gives the slot back.
+    # Whether the memory is lent for this request alone. If so, the model borrows the slot that fences the memory, and,
+    # before it answers, unmaps the memory and then gives the slot back.
     is_for_one_request: bool = False
 
 
@@ -91,12 +91,12 @@ RegionClaim = LentRegionClaim | CudaRegionClaim | NamedRegionClaim
 
 
 def claimed_size(claim: RegionClaim) -> int:
-    """Return a region's size in bytes, as far as its claim tells it."""
+    """Return the size in bytes that a claim gives; for a named region, whose claim gives none, the largest number."""
     return _MAX_INT64 if isinstance(claim, NamedRegionClaim) else claim.byte_size
 
 
 def padded(data: bytes) -> bytes:
-    """Return data with zeros behind it, up to the next multiple of 8."""
+    """Return data, filled up with zeros to a multiple of 8 bytes."""
     return data + bytes(-len(data) % 8)
 
 
@@ -115,7 +115,7 @@ def encode_claim(claim: RegionClaim) -> bytes:
 
 
 def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
-    """Read a table's further regions from a copy; also return where they end. A TableError reveals no secret."""
+    """Read the further regions from a table's copy; also return where they end. A TableError reveals no secret."""
     if count > MAX_REGIONS:
         raise TableError("region_count", str(count), f"at most {MAX_REGIONS}")
     claims: list[RegionClaim] = []
@@ -177,7 +177,7 @@ def _text(field: str, name: bytes) -> str:
 
 
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
-    """Raise TableError, for ``group[index]``, if a region is named twice: two spans could be the same bytes."""
+    """Raise TableError if ``group`` names a region twice: overlapping spans in that region would seem apart."""
     seen: set[str | bytes] = set()
     for index, claim in enumerate(claims, first):
         name = _name_of(claim)

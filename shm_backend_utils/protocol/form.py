@@ -1,6 +1,6 @@
-"""The form of nearly every table: all inputs in the configuration's order, and outputs, in the slot's own region. Pure.
+"""The usual form of a table: all inputs in the configuration's order, then outputs, in the slot's own region. Pure.
 
-The known fields are compared in one step. :func:`.table.decode` reads every other table.
+One step compares all fields that are known in advance. :func:`.table.decode` reads tables of any other form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .table import NUMBERS, PADDING, TENSOR
 
 __all__ = ["TableForm"]
 
-_HEAD: Final = "<QIHH16s"  # generation, length, the counts of inputs and outputs; no further regions, ring, or probe
+_HEAD: Final = "<QIHH16s"  # generation, length, the counts of inputs and outputs; zeros for regions, ring and probe
 _output: Final = struct.Struct("<QQ4xH").unpack_from  # offset, size and the length of the name
 # A named tuple's constructor without the Python function around it.
 _made: Final[Callable[..., Any]] = tuple.__new__
@@ -27,7 +27,7 @@ _Input = tuple[str, DType, int, Callable[[tuple[Any, ...]], Any]]
 
 
 class TableForm:
-    """The first fields of such a table of one model, and the values that are known in advance."""
+    """The usual form of one model's tables: their fields, and the values that are known in advance."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._inputs: list[_Input] = []
@@ -63,7 +63,7 @@ class TableForm:
     def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
         """Return a table of this form and generation that fits the model, as :func:`.table.decode` does; else None.
 
-        Tensors that follow one another, at multiples of their element size, need no further check.
+        Each tensor must begin after the one before, at a multiple of its element size: so no tensors can overlap.
         """
         inputs: dict[str, InputSpan] = {}
         outputs: dict[str, OutputSpan] = {}

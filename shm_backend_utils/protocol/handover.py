@@ -1,8 +1,8 @@
-"""How a sealed region is fetched: the key that names its client's socket, one question, one answer. Pure.
+"""How a model fetches a sealed region: the key that names its client's socket, one question, one answer. Pure.
 
 A sealed region has no name in a file system. Its key names an abstract Unix socket (unix(7)) of type ``SOCK_SEQPACKET``
-that its client listens on, and the region's number there. A model connects and sends the question as one message. The
-answer is one message, with the region's descriptor (``SCM_RIGHTS``). Then both close the connection.
+on which the client listens, and the region's number there. A model connects and sends the question as one message. The
+client answers with one message and the region's descriptor (``SCM_RIGHTS``). Then both close the connection.
 
 ::
 
@@ -49,8 +49,8 @@ ANSWER_LENGTH: Final = _ANSWER.size
 class SealedKey(NamedTuple):
     """The key of a sealed region."""
 
-    socket: str  # the one that hands it over: 32 random lowercase hexadecimal digits
-    number: int  # of the region there, from 1 on; none is used twice
+    socket: str  # the client's socket: 32 random lowercase hexadecimal digits
+    number: int  # of the region at that socket, from 1 on; no number is used twice
 
     def __str__(self) -> str:
         """Return the key's text in ``shm_slot``."""
@@ -58,7 +58,7 @@ class SealedKey(NamedTuple):
 
     @property
     def socket_address(self) -> bytes:
-        """The address of the socket: abstract ones begin with a zero byte."""
+        """The address of the socket: addresses of abstract sockets begin with a zero byte."""
         return f"\0{_PREFIX}{self.socket}".encode()
 
 
@@ -76,12 +76,12 @@ def parse_sealed_key(key: str) -> SealedKey | None:
 
 
 def encode_question(question: Question) -> bytes:
-    """Return a question's message."""
+    """Return the message that asks a question."""
     return _QUESTION.pack(_MAGIC, VERSION, 0, *question)
 
 
 def decode_question(message: bytes) -> Question | None:
-    """Return a message's question; None if it is not a question of this version."""
+    """Return the question in a message; None if the message is not a question of this version."""
     if len(message) != QUESTION_LENGTH:
         return None
     magic, version, zero, number, token = _QUESTION.unpack(message)
@@ -89,7 +89,7 @@ def decode_question(message: bytes) -> Question | None:
 
 
 def encode_answer(*, is_given: bool) -> bytes:
-    """Return the message that comes with a descriptor, or without one."""
+    """Return the answer's message: ``is_given`` is whether a descriptor comes with it."""
     return _ANSWER.pack(_MAGIC, _GIVEN if is_given else _REFUSED, 0)
 
 

@@ -21,8 +21,8 @@
                    byte_size └──────────────────────────────────────────────────────┘
 
 Integers are little-endian. :mod:`.table` describes a record's first half, :mod:`.results` its second.
-Generations and stamps are aligned, and read and written as native words: each load and store is atomic. The RPC
-orders the two sides: the client writes before it sends, the model writes before it answers.
+Generations and stamps are aligned native words, so each load and store of one is atomic. The RPC orders the two
+sides: the client writes before it sends the request, and the model writes before it answers.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def record_offset(slot: int, record_byte_size: int) -> int:
 
 
 def write_header(buffer: memoryview, header: Header) -> None:
-    """Write the header; the version is written last, as it marks the header as ready."""
+    """Write the header, and the version last, as the version marks the header as ready."""
     _HEADER.pack_into(buffer, 0, _MAGIC, 0, header.slot_count, header.byte_size, header.token, header.record_byte_size)
     _VERSION_FIELD.pack_into(buffer, _VERSION_OFFSET, VERSION)
 
 
 def parse_header(data: bytes, byte_size: int) -> Header | None:
-    """Return the header in a region's copied first bytes; None if it is not ready, or does not fit the file's size."""
+    """Return the header in a copy of a region's first bytes; None if it is not ready, wrong, or beyond the file."""
     if len(data) < HEADER_LENGTH:
         return None
     magic, version, slot_count, claimed, token, record_byte_size = _HEADER.unpack_from(data)
@@ -110,7 +110,7 @@ def parse_header(data: bytes, byte_size: int) -> Header | None:
 
 
 class SlotRecord:
-    """One slot's record in a region's buffer, which it keeps alive. Peers write ``request`` or ``results``.
+    """One slot's record, which keeps the region's buffer alive. Clients write ``request``, models ``results``.
 
     Callers read and write ``client_words`` and ``model_words`` directly: a function call costs more than the access.
     """
@@ -120,7 +120,7 @@ class SlotRecord:
     def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
         begin = record_offset(slot, record_byte_size)
         self.room = record_byte_size // 2  # bytes of each half
-        self.results_room = self.room - RESULTS  # bytes that results may have, behind the two stamps
+        self.results_room = self.room - RESULTS  # the most bytes of results, which follow the two stamps
         self.request = buffer[begin : begin + self.room]
         self.results = buffer[begin + self.room : begin + record_byte_size]
         self.table = self.request[_WORD:]  # ``request`` without the generation
@@ -147,7 +147,7 @@ class SlotRecord:
         return self.model_words[STARTED]
 
     def start(self, generation: int) -> bool:
-        """Record that a model starts a generation; return False if it, or a later one, was started before."""
+        """Record that a model starts a generation; return False if a model has started this or a later one before."""
         words = self.model_words
         if words[STARTED] >= generation:
             return False
@@ -160,6 +160,6 @@ class SlotRecord:
         return self.model_words[COMPLETED]
 
     def complete(self, generation: int, results: bytes) -> None:
-        """Write the results of a generation, which :func:`.results.encode` made, and then its completion stamp."""
+        """Write a generation's results, as :func:`.results.encode` returns them, and then the completion stamp."""
         self.results[RESULTS : RESULTS + len(results)] = results
         self.model_words[COMPLETED] = generation

@@ -45,14 +45,14 @@ _HANDLE_LENGTH: Final = 64
 _FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
 _NAMED_FIELDS: Final = frozenset({"kind", "name"})
 _CUDA_FIELDS: Final = frozenset({"kind", "handle", "byte_size", "device_uuid"})
-_MANAGED: Final = ("system", "lent")  # kinds of version 1, which the protocol's version 2 addresses by a slot
+_MANAGED: Final = ("system", "lent")  # version 1 described these kinds in shm_io; version 2 names a slot
 
 
 class SlotAddress(NamedTuple):
-    """The slot that a request uses, and the model that it is for."""
+    """The slot that a request uses, and the model that must execute the request."""
 
-    model: str  # an ensemble passes parameters to every step; other models ignore them
-    key: str  # in /dev/shm, without a slash; it begins with shmbu-
+    model: str  # an ensemble passes the address to all steps; models other than this one ignore it
+    key: str  # of the region, without a slash; it begins with shmbu-
     token: str  # the secret in the region's header: 32 lowercase hexadecimal digits
     slot: int
 
@@ -62,7 +62,7 @@ class SlotAddress(NamedTuple):
 
 
 def parse_address(value: Any) -> SlotAddress:
-    """Read the value of ``shm_slot``; TableError if it is not an address, VersionError if it is another version's."""
+    """Read the value of ``shm_slot``; TableError if it is no address, VersionError if the version is another."""
     if type(value) is not str:
         raise TableError(SLOT_PARAMETER, f"a value of type {type(value).__name__}", "a string")
     version, _, rest = value.partition("/")
@@ -112,7 +112,7 @@ def parse_descriptor(text: Any) -> tuple[str, Table]:
     regions = value.get("regions")
     if isinstance(regions, list) and any(isinstance(each, dict) and each.get("kind") in _MANAGED for each in regions):
         raise VersionError(str(_DESCRIPTOR_VERSION), VERSION)
-    # Unknown members are refused: ignoring one would hide a client's mistake.
+    # This refuses unknown members, as ignoring one would hide a client's mistake.
     _check_members("", value, _FIELDS)
     model = value["model"]
     if type(model) is not str or not model:
@@ -137,7 +137,7 @@ def _encode_region(claim: RegionClaim) -> dict[str, object]:
 
 
 def _decoded(text: str) -> object:
-    """Return the value of a text in JSON, or in hexadecimal digits of JSON; an object's text cannot be both."""
+    """Return the value of a text in JSON, or in hexadecimal digits of JSON; no object's text has both forms."""
     try:
         try:
             return json.loads(text)

@@ -1,10 +1,10 @@
 """The probe: a request that a session answers by itself, in the client's memory. Pure: bytes in, bytes out.
 
-Its table is like any other (:mod:`.table`), except that the word ``probe`` is 1 or 2. It has one input, a nonce of
-UINT8, and room for one output, both in the slot's own region; their names are ignored. The session writes its report to
-the output: a JSON object in UTF-8, whose ``digest`` is the SHA-256 of the nonce. The digest proves that the model has
-read and written this memory. The request does not reach ``model.py``, and ends as a refusal (``shm:probed``), so that
-all other requests pay nothing for probes.
+A probe's table is like any other (:mod:`.table`), except that the word ``probe`` is 1 or 2. It has one input, a nonce
+of UINT8, and room for one output, both in the slot's own region; their names do not matter. The session writes a report
+to the output: a JSON object in UTF-8, whose ``digest`` is the SHA-256 of the nonce. The digest proves that the model
+has read and written this memory. The request does not reach ``model.py``: it ends as a refusal (``shm:probed``), so
+that other requests take no time for probes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NONCE_LENGTH: Final = 32
 """Bytes of the nonce that this package's clients send; a model takes 16 to 64."""
 
 ALIVE_ADDRESS: Final = f"{VERSION}/alive"
-"""In place of a slot's address, it asks a session for a sign of life: an empty response, not counted as a refusal."""
+"""The value of ``shm_slot`` that asks a session for a sign of life: an empty response, not counted as a refusal."""
 
 _WORD: Final = struct.Struct("<H")
 _GENERATION_LENGTH: Final = 8
@@ -44,7 +44,7 @@ _NONCE, _REPORT = "nonce", "report"
 
 
 class AskedForLifeError(ProbedError):
-    """The request asks for a sign of life, and ends at once; its response is no error."""
+    """The request asks for a sign of life: it ends at once, with a response that is no error."""
 
 
 class Probe(NamedTuple):
@@ -53,7 +53,7 @@ class Probe(NamedTuple):
     generation: int  # the slot's
     nonce: InputSpan
     report: OutputSpan
-    with_gpus: bool  # report GPUs, too, which loads the driver
+    with_gpus: bool  # whether to report GPUs, too, for which the model loads the driver
 
 
 def digest_of(nonce: bytes) -> str:
@@ -62,14 +62,14 @@ def digest_of(nonce: bytes) -> str:
 
 
 def encode_probe(nonce: InputSpan, report: OutputSpan, *, with_gpus: bool) -> bytes:
-    """Return a probe's table in its binary form, without the generation that stands in front of it."""
+    """Return a probe's table in its binary form, without the generation in front."""
     encoded = bytearray(table.encode(Table({_NONCE: nonce}, {_REPORT: report})))
     _WORD.pack_into(encoded, table.PROBE_OFFSET - _GENERATION_LENGTH, _WITH_GPUS if with_gpus else _PLAIN)
     return bytes(encoded)
 
 
 def is_probe(data: bytes) -> bool:
-    """Return whether the client's half of a record, copied out, is a probe's, by its word ``probe``."""
+    """Return whether a copy of the client's half of a record has a probe, as its word ``probe`` shows."""
     return _WORD.unpack_from(data, table.PROBE_OFFSET)[0] in (_PLAIN, _WITH_GPUS)
 
 

@@ -8,7 +8,7 @@
    20  output_count  u16
    22  event_count   u16
    24  outputs: tensors, as in a table; flags 1 for one that found no room and is in the response
-       events: a u16 each, the number of a further region whose event stands for a GPU's pending work there; then
+       events: a u16 each, the number of a further region whose event shows when a GPU's work there is done; then
        zeros up to a multiple of 8
 
 Strings that found no room are in the response as bytes, in the same form as in memory.
@@ -61,7 +61,7 @@ class OutputPlace(NamedTuple):
     region: int  # 0 is the slot's own, 1 the first of the table's further regions
     offset: int
     byte_size: int
-    is_in_response: bool  # it found no room, and came back through Triton: offset and size are 0
+    is_in_response: bool  # the output found no room, and came back through Triton: offset and size are 0
 
 
 class Results(NamedTuple):
@@ -70,11 +70,11 @@ class Results(NamedTuple):
     outputs: tuple[OutputPlace, ...]  # empty if the model failed
     # Numbers, from 1, of further regions where a GPU is still at work; the events in their claims tell when it is done.
     events: tuple[int, ...]
-    completed: int = 0  # the generation of these results: the one that was finished last
+    completed: int = 0  # the generation of these results, which the model finished last
 
 
 def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
-    """Return results in their binary form, without the stamps in front of them."""
+    """Return results in their binary form, without the stamps in front."""
     encoded = []
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
         form = TensorForm.of(name, dtype, len(shape))
@@ -89,19 +89,19 @@ def assemble(outputs: Sequence[bytes]) -> bytes:
 
 
 def with_events(results: bytes, events: Sequence[int]) -> bytes:
-    """Add events to results in their binary form, which have none yet."""
+    """Add events to results in their binary form that have no events yet."""
     length, output_count, _ = _HEAD.unpack_from(results)
     more = padded(struct.pack(f"<{len(events)}H", *events))
     return _HEAD.pack(length + len(more), output_count, len(events)) + results[_HEAD.size :] + more
 
 
-def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, caches are cold
+def decode(  # noqa: PLR0912, PLR0915  # one function: after the wait for an answer, CPU caches are cold
     data: bytes, byte_sizes: Sequence[int], begin: int = 0, spec: ModelSpec | None = None, generation: int = 0
 ) -> Results:
     """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.
 
-    ``byte_sizes`` are those of the request's regions, the slot's own first; the request's memory there begins at
-    ``begin``. With a ``spec``, the results must be of its outputs, and of ``generation``.
+    ``byte_sizes`` has the sizes of the request's regions, the slot's own first; the request's memory in that region
+    begins at ``begin``. With a ``spec``, the results must be of its outputs, and of ``generation``.
     """
     try:
         _, completed = _STAMPS.unpack_from(data)
@@ -190,7 +190,7 @@ def read_expected(
 
 
 def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:
-    """Return the numbers of the regions that have events; ValueError if wrong, struct.error if they end too early."""
+    """Return the numbers of regions with events; ValueError for a wrong number, struct.error if the data is cut."""
     events: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, begin)
     if min(events) < 1 or max(events) >= region_count or len(set(events)) != count:
         raise ValueError(f"events of regions {brief(str(events))}, but the request has {region_count - 1}")
@@ -219,7 +219,7 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
     rank, end = len(expected.shape), expected.fixed_end
     fits = dtype is expected.dtype and len(shape) == rank and (not end or shape[-len(end) :] == end)
     if fits and min(shape, default=0) >= 0:
-        return dtype  # as nearly always
+        return dtype  # the usual case, checked fast
     try:
         if expected.dtype is None:
             expected.check_shape(shape)

@@ -1,4 +1,4 @@
-"""Spans: the region and the bytes of a tensor. Checked tables consist of them. Pure."""
+"""Spans: where a tensor's bytes lie, in which region. A checked table has one span for each tensor. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 MAX_TENSORS: Final = 512
-"""The most inputs and outputs of a table together, or outputs of results: it bounds the time of a check."""
+"""The most inputs and outputs of a table together, or outputs of results; a limit bounds the time of checks."""
 MAX_FRAMES: Final = 64
 MAX_FRAMED_GENERATION: Final = 2**32 - 1
 """The last generation whose frame numbers fit in 64 bits."""
@@ -40,11 +40,11 @@ class InputSpan(NamedTuple):
     shape: tuple[int, ...]  # with the batch dimension, where the model has one
     region: int  # 0 is the slot's own, 1 the first of the table's further regions
     offset: int  # from the beginning of a managed region, an allocation, or the part registered under a name
-    byte_size: int  # that of dtype and shape; strings may end before
+    byte_size: int  # the size of dtype and shape; strings may take less
 
 
 class OutputSpan(NamedTuple):
-    """Room for an output tensor: up to ``byte_size`` bytes; region and offset as of an input."""
+    """Room for an output tensor of up to ``byte_size`` bytes; region and offset are like those of an input."""
 
     region: int
     offset: int
@@ -63,12 +63,12 @@ class Ring:
     - the client writes that number as ``generation`` when it no longer reads the frame.
     """
 
-    slot: int  # its record is that of place 0; the next slots' records are those of further places
+    slot: int  # place 0 has this slot's record; each further place has the record of the next slot
     frames: int  # how many places, 1 to MAX_FRAMES
     stride: int  # bytes from one place to the next
 
     def outputs(self, first: Mapping[str, OutputSpan], place: int) -> dict[str, OutputSpan]:
-        """Return the spans of a place; ``first`` are those of place 0."""
+        """Return the spans of a place; ``first`` has the spans of place 0."""
         further = place * self.stride
         return {name: OutputSpan(region, offset + further, size) for name, (region, offset, size) in first.items()}
 
@@ -82,10 +82,10 @@ class Table(NamedTuple):
     """A client's description of a request's tensors, checked."""
 
     inputs: dict[str, InputSpan]
-    outputs: dict[str, OutputSpan]  # room for those that are wanted; with a ring, that of its first place
+    outputs: dict[str, OutputSpan]  # room for the wanted outputs; with a ring, the room in place 0
     regions: tuple[RegionClaim, ...] = ()  # the regions of spans from number 1 on
     ring: Ring | None = None  # for streams
-    fits: bool = False  # whether it was also checked against the model's configuration, by TableForm
+    fits: bool = False  # whether TableForm has also checked the table against the model's configuration
 
 
 Extent = tuple[int, int, int, str]
@@ -121,7 +121,7 @@ def check_extents_are_apart(extents: list[Extent]) -> None:
 
 
 def _check_ring_is_apart(ring: Ring, outputs: Iterable[Extent], inputs: Iterable[Extent]) -> None:
-    """Check a ring's places against each other and against the inputs, but not the outputs of a place."""
+    """Check that a ring's places overlap neither each other nor an input; outputs within one place are not checked."""
     places: dict[int, tuple[int, int, str]] = {}
     for region, begin, end, name in outputs:
         first, last, _ = places.get(region, (begin, end, name))
@@ -142,6 +142,6 @@ def _overlap(output: str) -> TableError:
 
 
 def brief(text: str) -> str:
-    """Return a peer's text as a message may show it: cut if it is long, and escaped where it is not printable."""
+    """Return a peer's text in a form that a message may show: cut if long, and escaped where not printable."""
     cut = text if len(text) <= 64 else f"{text[:61]}..."
     return repr(cut)[1:-1]

@@ -3,7 +3,7 @@
 ::
 
     0  generation     u64   the slot's use count; written last
-    8  length         u32   of all this, generation included
+    8  length         u32   of the whole table, generation included
    12  input_count    u16
    14  output_count   u16
    16  region_count   u16   further regions, see :mod:`.claims`
@@ -25,8 +25,8 @@ A tensor:
    24  shape          rank times u64
        name           UTF-8, then zeros up to a multiple of 8
 
-The model copies the record out once and decodes the copy, so that nothing in shared memory is read twice. The tables
-of :func:`decode` need no second check, except of the further regions' sizes, which only the opened memory shows.
+The model copies the record once and decodes the copy, so that it reads nothing in shared memory twice. Tables from
+:func:`decode` need no second check, except of the sizes of further regions, which only the opened memory shows.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class TensorForm(NamedTuple):
 
     dtype: DType
     rank: int
-    fixed_end: tuple[int, ...]  # of its shape, as a model's configuration has it
-    kind: int  # all fields between its size and its shape as one number, to which the region's is added
+    fixed_end: tuple[int, ...]  # the end of the configured shape, from the first fixed size on
+    kind: int  # all fields between size and shape as one number; add the region's number
     text: bytes  # its name, with the zeros behind it
     pack: Callable[..., bytes]  # takes offset, size, kind, the shape's sizes one by one, and text
-    byte_size: int  # of the bytes that pack returns
+    byte_size: int  # of the bytes that pack() returns
     unpack_from: Callable[[bytes, int], tuple[Any, ...]]
 
     @classmethod
@@ -160,7 +160,7 @@ def tensor_length(name: str, rank: int) -> int:
 
 
 def encode(table: Table) -> bytes:
-    """Return a table, with no more than MAX_RANK dimensions, in its binary form, without the generation in front."""
+    """Return a table in its binary form, without the generation in front; no tensor may exceed ``MAX_RANK``."""
     pieces = [*map(encode_claim, table.regions)]
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
@@ -179,18 +179,18 @@ def encode(table: Table) -> bytes:
 
 
 def assemble(pieces: Sequence[bytes], inputs: int, outputs: int, regions: int = 0, ring: Ring | None = None) -> bytes:
-    """Return a table, of so many tensors in their binary form, without the generation in front."""
+    """Return a table in its binary form, without the generation in front, from regions and tensors in that form."""
     body = b"".join(pieces)
     frames, slot, stride = (0, 0, 0) if ring is None else (ring.frames, ring.slot, ring.stride)
     return HEAD.pack(0, HEAD.size + len(body), inputs, outputs, regions, frames, slot, 0, stride)[_WORD:] + body
 
 
-def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
+def decode(  # noqa: PLR0912, PLR0915  # one function: each call in the loop would take each request a microsecond
     data: bytes, data_begin: int, byte_size: int
 ) -> tuple[int, Table]:
     """Check a table in the client's half of a slot's record, copied as a whole; also return the slot's generation.
 
-    The data of the slot's own region begins at ``data_begin``, and the region has ``byte_size`` bytes.
+    The slot's own region has ``byte_size`` bytes, and its data begins at ``data_begin``.
     TableError if the table breaks the protocol: the message names the field, and never a key, a token or a handle.
     """
     (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = HEAD.unpack_from(
@@ -210,7 +210,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    reaches = [0] * len(limits)  # each region's end so far; tensors in rising order cannot overlap, others set it to -1
+    reaches = [0] * len(limits)  # each region's end so far; -1 if its tensors are not in rising order, and may overlap
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:
@@ -268,7 +268,7 @@ def _field(index: int, input_count: int) -> str:
 
 
 def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:
-    """Raise :class:`TableError` unless a tensor of this dtype and shape can exist and fits ``byte_size``."""
+    """Raise :class:`TableError` unless a tensor of this dtype and shape can exist and have ``byte_size`` bytes."""
     count = math.prod(shape)
     if count == 0:
         check_shape(field, dtype, shape)

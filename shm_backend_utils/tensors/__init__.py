@@ -1,1 +1,1 @@
-"""Tensors where they lie: views, strings, DLPack, buffer attributes."""
+"""Tensors in place: views, strings, DLPack, buffer attributes."""

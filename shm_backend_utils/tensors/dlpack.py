@@ -1,8 +1,8 @@
 """DLPack: the structures of ``dlpack.h``, their capsules, and the parts that NumPy lacks.
 
 NumPy lacks writable imported arrays, BF16, and support for consumers that break the protocol. NumPy still makes the
-capsules, because a capsule's destructor must be compiled: one in Python would lose an exception that is being raised. A
-consumer renames a capsule "dltensor" to "used_dltensor", and then owns its tensor.
+capsules, because a capsule's destructor must be compiled: a destructor in Python would lose an exception that is being
+raised. A consumer renames a capsule "dltensor" to "used_dltensor", and then owns its tensor.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class Consumed:
 
 
 def managed_tensor(capsule: object) -> ManagedTensor:
-    """Return the structure of an unversioned capsule, which still owns it; TypeError if used or another object."""
+    """Return the structure that an unversioned capsule still owns; TypeError for a used capsule or another object."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME):
         raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
     return ManagedTensor.from_address(capsule_pointer(capsule, NAME))
 
 
 def versioned_tensor(capsule: object) -> VersionedTensor | None:
-    """Return the structure of a versioned capsule, which still owns it; None for another object."""
+    """Return the structure that a versioned capsule still owns; None for another object."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME_VERSIONED):
         return None
     return VersionedTensor.from_address(capsule_pointer(capsule, NAME_VERSIONED))
@@ -265,7 +265,7 @@ def array_of(value: Any) -> npt.NDArray[Any]:
 
 
 def check_is_resolved(value: Any, tensor: str) -> None:
-    """Raise TensorTypeError for a lazily negated, or lazily zero, tensor of torch: capsules cannot say so."""
+    """Raise TensorTypeError for a lazily negated, or lazily zero, tensor of torch: capsules cannot express that."""
     if hasattr(value, "resolve_neg") and value.is_neg():
         raise TensorTypeError(
             tensor, f"tensor {tensor!r} lies in memory with the wrong sign (torch's is_neg()); give value.resolve_neg()"

@@ -1,6 +1,6 @@
 """Tensors of strings in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
 
-They come from a peer: each length and element is read from shared memory only once, then checked, then used.
+The bytes come from a peer. So this module reads each length and element from shared memory once, and then checks it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Strings(Sequence[bytes]):
 
     @property
     def encoded(self) -> npt.NDArray[np.uint8]:
-        """The tensor as bytes, which other bytes may follow; TensorTypeError if an element is not a string."""
+        """The tensor's bytes, and maybe other bytes after them; TensorTypeError if an element is not a string."""
         if self._encoded is None:
             self._encoded = np.frombuffer(self.packed(), np.uint8)
         return self._encoded
 
     @property
     def memory(self) -> npt.NDArray[np.uint8] | None:
-        """The memory with the strings' bytes, and any bytes after them; None if they were given as objects."""
+        """The memory with the strings' bytes, and any bytes after them; None if the strings were given as objects."""
         return self._encoded if self._given is None else None
 
     def packed(self) -> bytes:
@@ -68,7 +68,7 @@ class Strings(Sequence[bytes]):
         return b"".join(pieces)
 
     def numpy(self) -> npt.NDArray[np.object_]:
-        """Return them as an array of ``bytes`` objects, of the tensor's shape; raises like :meth:`__getitem__`."""
+        """Return the strings as an array of ``bytes`` in the tensor's shape; raises like :meth:`__getitem__`."""
         array = np.empty(len(self), object)
         array[:] = self._all()
         return array.reshape(self.shape)
@@ -102,7 +102,7 @@ class Strings(Sequence[bytes]):
 
 def _as_bytes(tensor: str, element: object) -> bytes:
     if isinstance(element, bytes):
-        return b"".join((element,))  # of a subclass, plain bytes: serializers compare types exactly
+        return b"".join((element,))  # plain bytes, even from a subclass, as serializers compare types exactly
     if isinstance(element, str):
         try:
             return str.encode(element)

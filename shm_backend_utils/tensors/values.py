@@ -108,7 +108,7 @@ def _by_dlpack(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _by_numpy(name: str, value: Any) -> npt.NDArray[Any]:
     try:
-        if getattr(value, "__array_interface__", {}).get("mask") is not None:  # NumPy would ignore it
+        if getattr(value, "__array_interface__", {}).get("mask") is not None:  # NumPy would ignore the mask
             raise TypeError("it has a mask")
         return np.asarray(value)
     except Exception as error:  # any error of a library that does not export its elements
@@ -165,7 +165,7 @@ def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
                 f"{', or leave the tensor out' if value is None else ''}",
             )
     if dtype == BF16.numpy:
-        return elements.astype(np.float64).astype(dtype)  # BF16 converts no large integers itself
+        return elements.astype(np.float64).astype(dtype)  # the BF16 type cannot convert large integers
     return elements if dtype is None else elements.astype(dtype)
 
 
@@ -193,7 +193,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _fits(element: Any, dtype: np.dtype[Any] | None) -> bool:
-    """Return whether the dtype can hold an element; None stands for strings."""
+    """Return whether the dtype can hold an element; None means strings."""
     if dtype is None:
         return isinstance(element, (str, bytes))
     if dtype.kind == "b" or isinstance(element, bool | np.bool_):
@@ -213,7 +213,7 @@ def _fits_fraction(element: Any, dtype: np.dtype[Any]) -> bool:
         return False
     if isinstance(element, int | np.integer):
         return made == int(element)
-    return math.isfinite(made) == bool(np.isfinite(element))  # not math's, to which a large long double is infinite
+    return math.isfinite(made) == bool(np.isfinite(element))  # math.isfinite takes a large long double for infinite
 
 
 def _fits_integer(element: Any, dtype: np.dtype[Any]) -> bool:

@@ -51,17 +51,17 @@ class BufferAttributes:
 
 
 class NoArray:
-    """A base of views: if code uses one as an array, the error says how to make an array of it."""
+    """The base of views: if code uses a view as an array, the error says how to make an array of the view."""
 
     __slots__ = ()
 
     name: str
 
     def _as_array(self) -> str:
-        """Return the expressions that make an array of it."""
+        """Return the expressions that make an array of the view."""
         return "np.asarray(view), or torch.from_dlpack(view), or another library's"
 
-    if not TYPE_CHECKING:  # type checkers must not see these
+    if not TYPE_CHECKING:  # type checkers must not see these methods
 
         def __getattr__(self, attribute: str) -> Any:
             if attribute == "name" or attribute.startswith("__"):  # the view is not made yet, or a protocol asks
@@ -137,7 +137,7 @@ class TensorView(NoArray):
 
     @property
     def attributes(self) -> BufferAttributes:
-        """Where the bytes lie, and how many they are."""
+        """The place and the number of the tensor's bytes."""
         return BufferAttributes(self._memory_type, 0, self._array.nbytes)
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -241,7 +241,7 @@ class StringsView(TensorView):
 
     @property
     def attributes(self) -> BufferAttributes:
-        """Where the bytes lie, and how many they are, lengths included; there may be room for more behind them."""
+        """The place and the number of the tensor's bytes, lengths included; room for more may follow them."""
         return BufferAttributes(self._memory_type, 0, self._strings.encoded.nbytes)
 
     def strings(self) -> Strings:

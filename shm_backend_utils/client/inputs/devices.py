@@ -45,7 +45,7 @@ class Gpus:
             return self._streams
 
     def close(self) -> None:
-        """Drop the streams that no call uses. Those of running calls go when the calls end."""
+        """Drop the streams that no call uses. Running calls drop their streams when they end."""
         with self._lock:
             self._streams = None
 
@@ -123,7 +123,7 @@ class DeviceSource(Source):
 
     @property
     def is_strided(self) -> bool:
-        """Whether copying it may take very many single copies."""
+        """Whether a copy of the tensor may take very many single copies."""
         return not isinstance(self.array, DeviceArray)
 
     def write_to(self, target: DeviceArray | npt.NDArray[Any]) -> None:

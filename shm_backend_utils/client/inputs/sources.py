@@ -40,14 +40,14 @@ A device alone, for example ``"cuda:0"``, says where the output must be, not how
 """
 
 Outputs = Iterable[str] | Mapping[str, OutputHint] | None
-"""The outputs that are wanted, one or more, with or without hints of their size; None for all."""
+"""The outputs that the user wants, one or more, with or without hints of their size; None for all."""
 
 
 class HasDlpack(Protocol):
     """A tensor of torch, CuPy, JAX and others."""
 
     def __dlpack_device__(self) -> Any:
-        """Return its device, as DLPack defines it."""
+        """Return the tensor's device, as DLPack defines it."""
 
 
 class HasCudaArray(Protocol):
@@ -74,7 +74,7 @@ _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
 Elsewhere = Callable[[str, Any, Mapping[str, "Source"]], "Source | None"]
-"""Takes an input's name and value, and the inputs found so far; returns a source if it is not on the host."""
+"""Takes an input's name and value, and the inputs found so far; returns a source if the value is not on the host."""
 
 
 def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
@@ -82,7 +82,7 @@ def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
 
 
 def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere = _on_host) -> dict[str, AnyInput]:
-    """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already."""
+    """Return the inputs of a call as a user describes them; ``elsewhere`` turns tensors on GPUs into sources."""
     found: dict[str, AnyInput] = {}
     on_gpus: dict[str, Source] = {}
     if not isinstance(inputs, Mapping):
@@ -112,8 +112,8 @@ def _nameless(inputs: object, what: str) -> CallerError:
 
 
 class WantedOutputs(NamedTuple):
-    byte_sizes: dict[str, int | None] | None  # as hinted at; None for all outputs, without hints
-    devices: Mapping[str, int]  # of those that are wanted on a GPU
+    byte_sizes: dict[str, int | None] | None  # the hints; None if the user wants all outputs, without hints
+    devices: Mapping[str, int]  # of the outputs that the user wants on a GPU
 
 
 def wanted_outputs(outputs: Outputs) -> WantedOutputs:
@@ -139,7 +139,7 @@ def _device_of(name: str, device: object) -> int:
 
 
 def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
-    """Return the bytes and the device that a hint gives, each None if it does not give it."""
+    """Return the bytes and the device that a hint gives, each None if the hint lacks it."""
     if hint is None:
         return None, None
     if isinstance(hint, str):
@@ -178,23 +178,23 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 _STRINGS: Final = frozenset("OSU")
 SAME_VALUES: Final = "safe"
-"""NumPy's rule for copies: they may change the byte order, or strings to objects; dtypes were compared before."""
+"""NumPy's rule for copies: a copy may change the byte order, or strings to objects. Dtypes were compared before."""
 _OBJECT: Final = np.dtype(object)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Source:
-    """One input as the user holds it."""
+    """One input, in the memory where the user holds it."""
 
     dtype: DType
-    shape: tuple[int, ...]  # as the model gets it
+    shape: tuple[int, ...]  # as the model receives it
     byte_size: int
-    parts: Sequence[npt.NDArray[Any]]  # one after another along the first axis; in any memory order and byte order
-    device: int | None = None  # this process' number of the GPU that it is on; None for the host
-    is_lent: bool = False  # used in place, on a GPU; on the host, inputs never are
+    parts: Sequence[npt.NDArray[Any]]  # in order along the first axis; in any memory order and byte order
+    device: int | None = None  # the GPU's number in this process; None for the host
+    is_lent: bool = False  # whether the model uses the user's own memory, on a GPU; never on the host
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
-        """Copy the tensor, once. ``target`` has its shape and dtype."""
+        """Copy the tensor, once. ``target`` has the same shape and dtype."""
         if len(self.parts) == 1:
             np.copyto(target, self.parts[0], casting=SAME_VALUES)
             return
@@ -210,7 +210,7 @@ class StringSource(Source):
 
     def __init__(self, name: str, source: Source) -> None:
         pieces = [Strings.of(name, part).encoded for part in source.parts]
-        self.encoded = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # as they lie in memory
+        self.encoded = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # the bytes as a slot holds them
         super().__init__(BYTES, source.shape, self.encoded.nbytes, source.parts)
 
     def write_to(self, target: npt.NDArray[Any]) -> None:

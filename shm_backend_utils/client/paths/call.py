@@ -45,10 +45,10 @@ __all__ = [
 
 
 LONG_COPY: Final = 4 * 2**20
-"""A copy of so many bytes takes too long for an event loop to wait for it."""
+"""A copy of this many bytes or more takes too long for an event loop, so another thread makes the copy."""
 
 COPYING: Final = "its inputs were being copied"
-"""Names the step in the error of a call whose deadline passes during the copy."""
+"""The words of the DeadlineExceededError if a call's deadline passes while its inputs are copied."""
 
 
 class Plan(NamedTuple):
@@ -78,43 +78,43 @@ class Call(ABC):
     settings: CallSettings
     known: KnownModel
     layout: CallLayout
-    wanted: Mapping[str, int | None] | None  # outputs, with the room that the user has named; None for all
+    wanted: Mapping[str, int | None] | None  # outputs, each with the bytes that the user expects, or None; None for all
     output_devices: Mapping[str, int]
 
     is_closed: bool = field(default=False, init=False)
-    gpus: OnGpus | None = field(default=None, init=False)  # None if no input is on a GPU, and no room for outputs
+    gpus: OnGpus | None = field(default=None, init=False)  # None if all inputs and rooms are on the host
 
     path = ""
     """``"direct"``, ``"triton-shm"`` or ``"inline"``."""
 
     @property
     def kind(self) -> RegionKind:
-        """The kind of its memory on the host, if that is shared."""
+        """The kind of shared memory that holds the call's tensors on the host, if shared memory holds them."""
         return RegionKind.SYSTEM
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
-        """Return the arrays of the inputs on the host, for the user to fill, not cleared; strings are objects."""
+        """Return the host inputs' arrays, which the user fills: numbers are not cleared, strings have dtype object."""
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to their place; once the call is closed, no memory of the pool changes."""
+        """Copy inputs to the call's memory on the host; a closed call copies nothing into the pool's memory."""
 
     @abstractmethod
     def send(self, deadline: float) -> Steps[Result]:
         """Run the model on the present content of the inputs. SlotInDoubtError if an earlier request may still run."""
 
     def sources(self) -> dict[str, Source]:
-        """Return the inputs as they lie here, to be written elsewhere."""
+        """Return the inputs that this call's memory holds, so that another call can copy them."""
         return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the model certainly has not run: its own session, not a called model's, refused the path."""
+        """Return whether the model certainly has not run: this model, and not one that it calls, refused the path."""
         said = f"{TableError.code}: {SLOT_PARAMETER}: .* of model {re.escape(repr(self.known.spec.name))} "
         return is_answer(error) and re.match(said, str(error.message())) is not None
 
     def close(self) -> None:
-        """Give the memory back, as soon as no array needs it. Twice is fine."""
+        """Give the memory back as soon as no array uses it; a second close does nothing."""
         self.is_closed, self.gpus = True, None
 
     def _check_is_open(self) -> None:
@@ -130,8 +130,8 @@ class InRegion:
     is_closed = False
 
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to their place; nothing happens if this was closed meanwhile."""
-        memory = self.memory  # keeps the region, if this is closed while another thread copies
+        """Copy inputs to their places in the region; a closed call or stream copies nothing."""
+        memory = self.memory  # keeps the region in use even if close() comes during the copy
         if self.is_closed:
             return
         spans = self.layout.table.inputs
@@ -159,7 +159,7 @@ def is_answer(error: BaseException) -> TypeGuard[InferenceError]:
 
 
 def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
-    """Raise CallerError if a sequence id's type differs from the model's control: Triton 2.51 would overrun memory."""
+    """Raise CallerError if a sequence id's type differs from the model's control_input: Triton 2.51 overruns memory."""
     sequence_id = options.get("sequence_id")
     if sequence_id and spec.names_sequences is not None and isinstance(sequence_id, str) != spec.names_sequences:
         raise CallerError(
@@ -169,7 +169,7 @@ def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
 
 
 def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
-    """Return an output of a response, writable as on all paths; None if it is not there, PeerError if it is broken."""
+    """Return an output as a writable array; None if the response lacks the output, PeerError if it is unreadable."""
     try:
         array: npt.NDArray[Any] | None = response.as_numpy(name)
     except Exception as error:  # tritonclient's, for bytes that contradict their description

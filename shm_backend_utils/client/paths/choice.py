@@ -1,4 +1,4 @@
-"""Which path a model's tensors take, and why: named checks, and requests that ``model.py`` does not see."""
+"""The choice of a model's path, and its explanation: named checks, and requests that ``model.py`` never sees."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ANOTHER_MACHINE: Final = (
 
 
 class PathChooser:
-    """Chooses the paths between this process, one server and its models: each is tried once, then remembered."""
+    """Chooses a path for each model of one server. It tries a path once, and remembers the outcome."""
 
     def __init__(
         self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions, inline_bytes: int
@@ -61,7 +61,7 @@ class PathChooser:
         self._of_server: tuple[Check, ...] | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
-        """Return the path of a call; PathUnavailableError if the wanted one is closed, or with ``"auto"`` all are."""
+        """Return a call's path; PathUnavailableError if the wanted path, or with ``"auto"`` every path, is closed."""
         explanation = model.explanation or (yield from self.explain(model, deadline))
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):
@@ -73,12 +73,12 @@ class PathChooser:
         return path
 
     def explain(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
-        """Check everything that is not known yet."""
+        """Explain which path a model's calls take; run the checks whose results are not known yet."""
         spec = model.spec
         of_server = self._of_server or (yield from self._check_server(deadline))
         of_model = _check_model(spec)
         of_model += [Check(f"tried {it}?", False, f"it was tried: {why}", (it,)) for it, why in model.refusals.items()]
-        sealed: Check | None = None  # if sealed memory is not wanted, or would not be used
+        sealed: Check | None = None  # None if the user excludes sealed memory, or no call would use it
         if self._options.region != "system" and Explanation(spec.name, None, "", (*of_model,)).open(_DIRECT):
             sealed = model.sealed or (yield from self._try_sealed(model, of_server[0].outcome is not False, deadline))
             model.sealed = None if sealed.is_temporary else sealed
@@ -131,7 +131,7 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
-        """Note that a path is closed for a model; or, after a slot in sealed memory, that this memory is closed."""
+        """Record that a path is closed for a model, or only its sealed memory if the model refused a slot there."""
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:
@@ -144,11 +144,11 @@ class PathChooser:
         model.inline_end = 0
 
     def forget_server(self) -> None:
-        """Forget the findings about the server: it may be another one by now."""
+        """Forget the results of the server's checks: another server may have taken its place."""
         self._of_server = None
 
     def _try_sealed(self, model: KnownModel, is_here: bool, deadline: float) -> Steps[Check]:
-        """Have a model open sealed memory, by a stale request that ``model.py`` does not see."""
+        """Check whether a model can open sealed memory, by a stale request that ``model.py`` does not see."""
         needed_by = (_DIRECT,) if self._options.region == "sealed" else ()
         found = functools.partial(Check, _SEALED, needed_by=needed_by)
         if not is_here:
@@ -162,7 +162,7 @@ class PathChooser:
         try:
             slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
             said = yield from ask_session(self._codec, model.spec, slot, deadline, model.version)
-        except CallerError as error:  # over HTTP, which has no streams
+        except CallerError as error:  # a decoupled model needs a stream, which HTTP lacks
             return found(None, str(error))
         finally:
             region.destroy()
@@ -180,7 +180,7 @@ class PathChooser:
         host = self._host
         here = Check("same machine?", True, f"{host} is this machine", shared)
         elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
-        is_here = True  # as long as nothing says otherwise
+        is_here = True  # assumed if the look-up of the host fails below
         try:
             is_here = yield from offloaded(
                 lambda: is_this_machine(host), deadline, "the server's host name was being looked up"
@@ -228,7 +228,7 @@ def _check_model(spec: ModelSpec) -> list[Check]:
     obstacle = spec.obstacle_in_paths()
     checks.append(Check("declares direct?", obstacle is None, obstacle or "it does", (_DIRECT,)))
     if spec.is_ensemble:
-        return checks  # the rest is for its steps
+        return checks  # the remaining checks concern the models of its steps
     obstacle = spec.obstacle_in_inputs()
     checks.append(Check("inputs optional?", obstacle is None, obstacle or "they are", (_DIRECT,)))
     obstacle = obstacle_in_tensors(spec)
@@ -253,18 +253,18 @@ _REPORT_ROOM: Final = 4 * PAGE_SIZE
 
 class ProbeAnswer(NamedTuple):
     report: dict[str, Any] | None  # the items that ``docs/protocol.md`` lists, in JSON's types; None without a report
-    refusal: str  # by the model or the server; empty if the request was executed instead
+    refusal: str  # the error text of the model or the server; empty if the model executed the request
 
     @property
     def code(self) -> str:
-        """The refusal's code, such as ``shm:gone``; empty if it has none of this package's."""
+        """The refusal's code, such as ``shm:gone``; empty if the refusal has no code of this package."""
         return code_in(self.refusal)
 
 
 def ask_session(
     codec: Codec, spec: ModelSpec, slot: tuple[str, int], deadline: float, version: str = ""
 ) -> Steps[str | None]:
-    """Send a model a request without tensors, and return the text of the refusal; None if it was executed."""
+    """Send a model a request without tensors; return the text of its refusal, or None if it executed the request."""
     options = RequestOptions(model_version=version)
     if spec.sequences:
         number = secrets.randbits(48) + 1

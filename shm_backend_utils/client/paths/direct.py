@@ -1,4 +1,4 @@
-"""The direct path: the request names a slot, and the slot says everything else. Prepared calls fill it in place."""
+"""The direct path: a request names only a slot, whose table describes the tensors. Users fill prepared slots."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DirectCall(InRegion, Call):
     memory: Memory
     gpus: CallOnGpus | None = field(default=None, init=False)
     buffers: Sequence[GpuBuffer] = ()
-    """The memory that the table names besides the slot's own region, from number 1 on."""
+    """The GPU memory that the table names in addition to the slot's own region; the first buffer has number 1."""
 
     path = "direct"
 
@@ -71,11 +71,11 @@ class DirectCall(InRegion, Call):
         return found
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the request was refused, and no model has begun with it or will begin with it later."""
+        """Return whether the server refused the request, and no model has begun it or can begin it later."""
         return is_answer(error) and self.slot.fence_unstarted()
 
     def send(self, deadline: float) -> Steps[Result]:
-        memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
+        memory, buffers = self.memory, self.buffers  # keep the slot in use even if close() comes meanwhile
         if self.is_closed:
             raise ClosedError("this call")
         slot, spec, layout, gpus = self.slot, self.known.spec, self.layout, self.gpus
@@ -100,7 +100,7 @@ class DirectCall(InRegion, Call):
             raise
 
     def resume(self, outcome: Any) -> Steps[Result]:
-        """Go on with the answer, or the error, of a request that was sent for this call."""
+        """Continue the call with the answer to its request, or with the request's error."""
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -140,7 +140,7 @@ class DirectCall(InRegion, Call):
     def _note_failure(self, error: BaseException, gpus: CallOnGpus | None) -> None:
         """Note the slot's state after a failed request; raise MemoryRefusedError if the model could not open it."""
         slot = self.slot
-        # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
+        # Not with GPUs: a model may complete a slot while its GPU still works, and the GPU's events were not checked.
         if gpus is None and slot.is_completed and slot.state == SENT:
             slot.become_free("answer")
         if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
@@ -154,13 +154,13 @@ class DirectCall(InRegion, Call):
         self.gpus, self.buffers = None, ()
 
     def _take_back(self, deadline: float) -> Steps[None]:
-        """Make sure that no model is at work for the call, after a request that got no answer."""
+        """Free the slot after a request without an answer; SlotInDoubtError if a model is still at the request."""
         if not self.slot.fence():
             raise SlotInDoubtError(
                 "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
                 "again later, or prepare another call"
             )
-        if self.gpus is not None:  # a model that has ended may have left the rest to its GPU
+        if self.gpus is not None:  # the model's GPU may work longer than the model itself
             yield from self.gpus.models_are_done(deadline)
         self.slot.become_free("reclaim")
 
@@ -219,7 +219,7 @@ def result_of(
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
                 if offset < inputs_end:
                     array = array.copy()
-        except ValueError as error:  # TensorError is one; or more dimensions, or larger ones, than NumPy has
+        except ValueError as error:  # a TensorError, or NumPy's own for too many or too large dimensions
             raise broken_results(error) from None
         arrays[name] = array
         bytes_avoided += byte_size
@@ -258,7 +258,7 @@ class _Kept:
 class PreparedDirectCall(DirectCall):
     """A call whose inputs the user fills; its region grows at the end, for outputs that found no room."""
 
-    lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
+    lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # bytes of each host output that found no room
     _filled: dict[str, Any] | None = field(default=None, init=False)
 
     def arrays(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class PreparedDirectCall(DirectCall):
         return result
 
     def with_room(self, learned: Mapping[str, int]) -> CallLayout:
-        """Return the layout with room for all outputs on the host, at the end; ``learned`` has the bytes per row."""
+        """Return the layout with room for the lacking outputs at its end; ``learned`` has the bytes per row."""
         layout, outputs = self.layout, dict(self.layout.table.outputs)
         end, rows = layout.end, layout.batch_size or 1
         for name, size in self.lacking.items():
@@ -289,7 +289,7 @@ class PreparedDirectCall(DirectCall):
         return layout._replace(table=table, end=end, certain=layout.certain | self.lacking.keys())
 
     def grow(self, layout: CallLayout) -> None:
-        """Take on a layout for which the region has room, unless the call was closed meanwhile."""
+        """Use a layout that fits the grown region, unless the call was closed meanwhile."""
         if not self.is_closed:
             memory = np.frombuffer(self.region.buffer, np.uint8)
             if memory.nbytes > self.memory.nbytes:

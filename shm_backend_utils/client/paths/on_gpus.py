@@ -71,21 +71,21 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
 
 
 def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
-    """Order a call's work on GPUs behind the streams that the user named, or behind all work of these GPUs."""
+    """Make a call's GPU work wait for the streams that the user named, or without such streams for all work."""
     if named or work.gpus.runtime.records_devices:
         work.follow(named, devices)
-    else:  # the host waits
+    else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
         yield from offloaded(lambda: work.follow(named, devices), deadline, _COMES_BEFORE)
 
 
 def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
-    """Wait until a call's work on GPUs that is queued now is done, and the user's work before it."""
+    """Wait until the GPUs have done the work that the call has queued so far, and the user's work before it."""
     marks = work.marks()
     yield from _until(lambda: _are_done(marks), deadline, _COMES_BEFORE)
 
 
 def _are_done(marks: list[Mark]) -> bool:
-    """Return whether all of them are done; close and remove those that are."""
+    """Return whether the GPUs have passed all marks; close and remove the marks that they have passed."""
     while marks and marks[-1].is_done():
         marks.pop().close()
     return not marks
@@ -95,15 +95,15 @@ def _are_at_work(marks: list[Mark]) -> bool:
     try:
         return not _are_done(marks)
     except CudaError:
-        return True  # their state cannot be known any more
+        return True  # a CUDA error hides the GPU's state, so assume that they still are
 
 
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done their queued work in a region's memory; LostMemoryError if one died first."""
+    """Wait until models' GPUs have done their work in a region's memory; LostMemoryError if a model died first."""
     left = list(allocations)
 
     def have_all() -> bool:
-        had_users = region.has_users  # read first: a model waits for its GPU before it releases memory
+        had_users = region.has_users  # read before the events: a model releases memory only after its GPU is done
         while left:
             with left[-1].runtime.on(left[-1].device):
                 if not left[-1].runtime.is_event_done(left[-1].event):
@@ -118,7 +118,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
 
 
 class GpuBuffer:
-    """Memory on a GPU, the slot's or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
+    """GPU memory of a slot or a user, which ``keeper`` keeps alive. Without a library, its arrays are DeviceArrays."""
 
     def __init__(
         self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
@@ -128,7 +128,7 @@ class GpuBuffer:
         self._keeper, self._library = keeper, library
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
+        """Return an array over the memory that also keeps ``owner`` alive; ValueError if the memory is too small."""
         return _in_library(self.plain_array_at(owner, offset, dtype, shape), self._library)
 
     def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
@@ -142,25 +142,25 @@ class GpuBuffer:
 class OnGpus(ABC):
     """A call's memory on GPUs, and the order between its requests and the work there."""
 
-    filled: Mapping[str, DeviceSource] = MappingProxyType({})  # by the user: copied for each request
+    filled: Mapping[str, DeviceSource] = MappingProxyType({})  # the inputs that the user fills, copied for each request
 
     def __init__(self, gpus: Gpus, given: Mapping[str, DeviceSource], settings: CallSettings) -> None:
         self._gpus = gpus
-        self.named = settings.named  # the next request waits for these; if empty, for all work of the GPUs
-        self.library = settings.library or library_of_inputs(given)  # of outputs, and of inputs to be filled
+        self.named = settings.named  # the next request waits for these, or if empty, for all work of the GPUs
+        self.library = settings.library or library_of_inputs(given)  # its arrays hold outputs, and inputs to fill
         check_is_installed(self.library)
 
     @abstractmethod
     def arrays(self, call: Any) -> dict[str, Any]:
-        """Return the inputs on GPUs: arrays to be filled, and the user's own tensors."""
+        """Return the inputs on GPUs: arrays for the user to fill, and the user's own tensors."""
 
     @abstractmethod
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs to their place, unless they are lent, and wait for all work that comes before that."""
+        """Copy inputs on GPUs, except lent ones, to the call's memory; wait for the copies and all work before them."""
 
 
 class CallOnGpus(OnGpus):
-    """The part of a call on GPUs, in a region that has the GPU memory that the layout needs."""
+    """The part of a direct call that is on GPUs; the region already has the GPU memory that the layout needs."""
 
     def __init__(self, gpus: Gpus, region: SlotRegion, plan: Plan, *, is_prepared: bool) -> None:
         sources = inputs_on_gpus(plan.given)
@@ -170,7 +170,7 @@ class CallOnGpus(OnGpus):
         self._is_prepared = is_prepared
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
-        self.is_lost = False  # a model ended while its GPU was at work here
+        self.is_lost = False  # True once a model has ended while its GPU worked in this memory
         self._has_waited_for_others = False
         claims = [
             CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
@@ -201,11 +201,11 @@ class CallOnGpus(OnGpus):
         self.buffers: Sequence[GpuBuffer] = buffers
         if self._lent:
             gpus.bank.take_care_of(region)
-        if is_prepared:  # tensors serve as long as it lives: models keep them mapped until the region is gone
+        if is_prepared:  # models keep the tensors that such a call lends mapped until the region is gone
             region.borrowed += [source.value for source in self._lent.values()]
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        """Copy the inputs on GPUs that are not lent, behind the streams that the user named; wait for the copies."""
+        """Copy inputs on GPUs, except lent ones, after the work in the user's named streams; wait for the copies."""
         memory = call.memory
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
@@ -213,24 +213,24 @@ class CallOnGpus(OnGpus):
             devices = {each.device for each in self._allocations}
             lent = {each.facts.device for each in self._lent.values()}
             yield from _followed(work, self.named, devices | lent, deadline)
-            # The streams that were named, and None if there are others: an event, say, tells of no later reader.
+            # None in this set means an unknown stream: an event, for example, does not show which stream reads later.
             streams = {
                 each if isinstance(each, NamedStream) and not each.is_the_threads else None
                 for each in self.named or (None,)
             }
-            others = self._region.worked_on  # may still read their results here, on other streams
+            others = self._region.worked_on  # earlier requests' streams, which may still read results here
             if self.named and not self._has_waited_for_others and (None in others or others - streams):
                 yield from _followed(work, (), devices, deadline)
-            self._region.worked_on |= streams  # replaced once all of that is done
+            self._region.worked_on |= streams  # the last line replaces the set, when all this work is done
             if any(source.is_strided for source in sources.values()):
-                yield from _worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
+                yield from _worked_off(work, deadline)  # a waiting stream has no room for so many single copies
             try:
                 for name, source in sources.items():
                     if name not in self._lent:
                         source.put(self._plain_array(self.table.inputs[name], memory))
                 yield from _worked_off(work, deadline)
             except BaseException:
-                marks = work.marks()  # memory that GPUs may be copying from, or to, is kept until they are done
+                marks = work.marks()  # keep the memory while GPUs may still copy from it or to it
                 self._gpus.bank.keep_while(lambda: _are_at_work(marks), (sources, memory))
                 raise
         self._has_waited_for_others = True
@@ -245,7 +245,7 @@ class CallOnGpus(OnGpus):
         return found
 
     def sources(self, memory: Memory) -> dict[str, DeviceSource]:
-        """Return the inputs on GPUs as they lie here, to be written elsewhere, or lent again."""
+        """Return the inputs that this call has on GPUs, so that another call can copy them or lend them again."""
         found: dict[str, DeviceSource] = dict(self._lent)
         work = GpuWork(self._gpus)
         for name, span in self.table.inputs.items():
@@ -259,7 +259,7 @@ class CallOnGpus(OnGpus):
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def models_are_done(self, deadline: float, where: Sequence[CudaAllocation] | None = None) -> Steps[None]:
-        """Wait until no model's GPU is at work in this memory, or in some of it; LostMemoryError if it is lost."""
+        """Wait until no model's GPU works in the call's memory, or in ``where``; LostMemoryError if a model died."""
         try:
             yield from models_are_done(self._region, self._allocations if where is None else where, deadline)
         except LostMemoryError:
@@ -267,14 +267,14 @@ class CallOnGpus(OnGpus):
             raise
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
-        """Wait for the events of models' GPUs that a request's answer names, or make the user's streams wait."""
+        """Make the user's streams wait for the GPU events that an answer names; without such streams, wait here."""
         if max(events) > len(self._allocations):
             raise broken_results("an event of memory that has none")
-        if not all(place.region for place in outputs):  # streams may wait for the events; the host's would go unawaited
+        if not all(place.region for place in outputs):  # a stream waits for the event, but the host would not
             raise broken_results("an event, though an output is on the host")
         waiting = [self._allocations[number - 1] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
-        if not streams or any(each.is_the_threads for each in streams):  # a submitted call goes on in another thread
+        if not streams or any(each.is_the_threads for each in streams):  # a submitted call ends in another thread
             yield from self.models_are_done(deadline, waiting)
             return
         runtime = self._gpus.runtime
@@ -285,13 +285,13 @@ class CallOnGpus(OnGpus):
 
     @property
     def are_lent_in_use(self) -> bool:
-        """Whether a model still has tensors mapped that are lent for one request, though it has answered."""
+        """Whether a model that has answered still has tensors mapped that the user lent for one request."""
         is_lent = bool(self._lent) and not self._is_prepared
         return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
 
 
 class StagedOnGpus(OnGpus):
-    """Inputs on GPUs of a call whose tensors all lie on the host: each request copies them there."""
+    """The GPU inputs of a call whose own memory is all on the host: each request copies the inputs to the host."""
 
     def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
         sources = inputs_on_gpus(given)
@@ -315,7 +315,7 @@ class StagedOnGpus(OnGpus):
 
 
 def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
-    """Wait until inputs on GPUs can be copied to the host without waiting for the user's work."""
+    """Wait until the user's work that writes inputs on GPUs is done, so that a copy to the host need not wait."""
     work = work_of(sources.values())
     if work is not None:
         with contextlib.closing(work):
@@ -326,7 +326,7 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
 def brought_to_gpus(
     gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, deadline: float
 ) -> Steps[Result]:
-    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there."""
+    """Return a result with the outputs in ``devices`` on their GPUs; copy outputs that came back on the host."""
     arrays: dict[str, Any] = dict(result)
     on_host = {name: arrays[name] for name in devices if isinstance(arrays.get(name), np.ndarray)}
     if not on_host:

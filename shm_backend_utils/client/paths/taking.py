@@ -1,4 +1,4 @@
-"""Taking regions of a client's pool for calls: at once or when there is room, beside others, with memory on GPUs."""
+"""Takes memory from a client's pool for calls: a region, a row of a block that calls share, or GPU memory, too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAKING: Final = "its memory was being made"
 def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
 ) -> Steps[tuple[SlotRegion, Memory]]:
-    """Take a region whose data reach ``end``, where the last tensor ends; wait for it until the deadline."""
+    """Take a region with room up to ``end``, where the last tensor ends; wait for room until the deadline."""
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = _need(known, end, slot_count, group, kind)
     taken = pool.take_idle(need, settings.origin)
@@ -50,7 +50,7 @@ def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: Region
 def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Memory, end: int) -> Steps[bool]:
     """Grow a region's data to the offset ``end`` if there is room now; return whether it worked."""
 
-    def work() -> bool:  # it keeps the memory, and so the region, even when no caller waits any more
+    def work() -> bool:  # this closure keeps the region in use after its caller has stopped waiting
         return memory.nbytes > 0 and pool.grow(region, end, settings.deadline)
 
     if end - region.data_end < LONG_COPY:
@@ -70,7 +70,7 @@ def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Ste
         if waiter.byte_size >= LONG_COPY:
             return (yield from offloaded(work, settings.deadline, _MAKING))
         try:
-            return work()  # faster than starting it in a thread
+            return work()  # small regions are made faster here than in another thread
         except TimeoutError:
             raise out_of_time(_MAKING) from None
     except BaseException:
@@ -82,11 +82,11 @@ _MOST_CALLS: Final = 64
 
 
 def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> Steps[Row[CallLayout] | None]:
-    """Take memory for a call beside similar calls; None if it must have a region by itself."""
+    """Take a row of a block that similar calls share; None if the call must have a region of its own."""
     settings, known, layout, given, wanted, _ = plan
     blocks, table, batch_size = known.blocks, layout.table, layout.batch_size
     if batch_size is None or any(span.dtype is BYTES for span in table.inputs.values()):
-        return None  # of such calls no batches are made
+        return None  # no batch combines such calls, and rows serve only batches
     most = min(_MOST_CALLS, pool.options.max_batch_bytes // max(layout.end - known.data_begin, 1))
     count = min(known.spec.max_batch_size // batch_size, most)
     if count < 2:
@@ -94,7 +94,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     key = layout.requested and tuple(layout.requested), tuple(table.inputs.items()), tuple(table.outputs.items())
 
     def begin() -> Steps[Memory | None]:
-        """Make a block of rows, and return its memory, which keeps it alive; None if it does not fit."""
+        """Make a block of rows; return its memory, which keeps the block alive, or None if the pool lacks room."""
         whole = known.lay_out(
             {
                 name: CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count)
@@ -122,7 +122,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     may_begin = row is None and (is_expected or blocks.together == key)
     if row is None:
         blocks.together = None
-    while row is None and may_begin:  # one call makes a block, and the others wait for a row of it
+    while row is None and may_begin:  # one call makes a block, and other calls wait for its rows
         block = yield from once.find((known, key), begin, settings.deadline)
         may_begin = block is not None
         row = blocks.take(key)
@@ -133,7 +133,7 @@ _ROUND_S: Final = 0.05
 
 
 def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, Memory]]:
-    """Take a region with one slot and the call's memory on GPUs, when no model's GPU works there any more."""
+    """Take a region with one slot and GPU memory; wait until no model's GPU works in that memory any more."""
     settings, layout = plan.settings, plan.layout
     sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
     where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
@@ -147,22 +147,22 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
             yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
         except BaseException as error:
             region.spoil("lost")
-            del memory  # a kept error must not keep the slot
+            del memory  # the error's traceback must not keep the slot in use
             if not isinstance(error, LostMemoryError):
-                raise  # else another region will do
+                raise  # after a LostMemoryError, another region will do
         else:
             return region, memory
 
 
 def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: Memory) -> Steps[None]:
-    """Give a region memory on GPUs, until the deadline; if there is too little, drop idle regions."""
-    kept: list[Memory] = []  # which keeps the region, if no caller waits any more
+    """Give a region memory on GPUs; while there is too little, drop idle regions and retry until the deadline."""
+    kept: list[Memory] = []  # keeps the region in use after the caller has stopped waiting
 
     def allocate() -> None:
         try:
             provide()
         finally:
-            kept.clear()  # a kept error must not keep it
+            kept.clear()  # the error's traceback must not keep the region in use
 
     while True:
         kept.append(memory)

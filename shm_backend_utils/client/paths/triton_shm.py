@@ -52,13 +52,13 @@ class InlineCall(Call):
         spans, inputs = self.layout.table.inputs, []
         for name, array in self._arrays.items():
             dtype = spans[name].dtype
-            content = Strings.of(name, array).numpy() if dtype is BYTES else array  # else sent as str() gives it
+            content = Strings.of(name, array).numpy() if dtype is BYTES else array  # else tritonclient sends str(value)
             inputs.append(InputTensor(name, dtype.name, array.shape, content))
         name, outputs = self.known.spec.name, self.layout.requested
         return self.codec.infer(name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def result(self, answer: Any) -> Result:
-        """Return a response's outputs; outputs that it lacks are left out."""
+        """Return a response's outputs, without those that the response lacks."""
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
         for name in self.layout.requested or spec.outputs:
@@ -77,7 +77,7 @@ class InlineCall(Call):
         return (yield from self.resume((yield Send(self.message(), deadline))))
 
     def resume(self, outcome: Any) -> Steps[Result]:
-        """Go on with the answer, or the error, of a request that was sent for this call."""
+        """Continue the call with the answer to its request, or with the request's error."""
         yield from ()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -104,12 +104,12 @@ _TOO_SMALL: Final = "should be at least"
 
 
 class Registrations:
-    """This client's regions at the server, each under its own random key; it unregisters no others."""
+    """This client's regions at the server, each under its own random key. The client unregisters only these."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._known: set[str] = set()
-        self._unwanted: set[str] = set()  # registered but no longer used; a call takes out those that it unregisters
+        self._unwanted: set[str] = set()  # registered but no longer used; drop() takes out the keys that it unregisters
 
     @property
     def is_empty(self) -> bool:
@@ -117,18 +117,18 @@ class Registrations:
         return not (self._known or self._unwanted)
 
     def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
-        """Register the region unless it is; MemoryRefusedError if the server cannot open it, or registers no memory."""
+        """Register a region, once; MemoryRefusedError if the server cannot open it, or registers no clients' memory."""
         key = region.key
         if key in self._known:
             return
         region.is_registered = True
-        self._known.add(key)  # first: if the answer does not come in time, it may be registered
+        self._known.add(key)  # before the request: without an answer, the region may be registered
         try:
             yield Send(self._codec.register(key, f"/{key}", region.byte_size), deadline)
         except InferenceError as error:
             if not is_answer(error):
                 raise
-            if _ALREADY_THERE not in str(error):  # by an earlier attempt, whose answer came too late
+            if _ALREADY_THERE not in str(error):  # an earlier attempt registered it, but was answered too late
                 self._known.discard(key)
                 region.spoil("refusal")
                 reason = str(error.message()).replace(key, "…")
@@ -139,15 +139,15 @@ class Registrations:
         self._known.discard(region.key)
 
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
-        """Unregister these keys, None for all, and those left before; return whether Triton < 24.12 says "in use"."""
+        """Unregister these keys, or all, and earlier calls' leftovers; return whether Triton < 24.12 says "in use"."""
         registered = self._known.intersection(list(self._known) if keys is None else keys)
         self._unwanted |= registered
         self._known -= registered
         mine: set[str] = set()
         are_in_use = False
         try:
-            with contextlib.suppress(KeyError):  # when all are taken, other threads give back theirs meanwhile
-                mine.update(iter(self._unwanted.pop, None))  # in one step, between whose parts no interrupt comes
+            with contextlib.suppress(KeyError):  # pop raises it when the set is empty
+                mine.update(iter(self._unwanted.pop, None))  # one C call, which no interrupt can split
             for key in list(mine):
                 try:
                     yield Send(self._codec.unregister(key), deadline)
@@ -165,7 +165,7 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Numbers lie in a registered region, except outputs of uncertain size; if one does not fit, the call fails."""
+    """A call with numbers in a registered region, except outputs of uncertain size; it fails if one does not fit."""
 
     region: SlotRegion
     memory: Memory
@@ -174,7 +174,7 @@ class RegisteredCall(InRegion, Call):
     path = "triton-shm"
 
     def __post_init__(self) -> None:
-        self._strings = no_strings(self.layout)  # which travel with the request
+        self._strings = no_strings(self.layout)  # the request carries them
         outputs, layout = self.known.spec.outputs, self.layout
         self._names = tuple(layout.requested or outputs)
         rooms = {name: layout.table.outputs[name] for name in self._names if name in layout.certain}
@@ -213,7 +213,7 @@ class RegisteredCall(InRegion, Call):
                         f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on "
                         f"the path triton-shm it cannot come back another way: {error}; give a larger hint, or none"
                     ) from None
-                elif is_first and self._is_unknown(str(error.message())):  # the server looks for it before all else
+                elif is_first and self._is_unknown(str(error.message())):  # checked first: no model has run
                     is_first = False
                     self.registrations.forget(self.region)
                     continue
@@ -231,7 +231,7 @@ class RegisteredCall(InRegion, Call):
         self._strings = {}
 
     def _is_unknown(self, said: str) -> bool:
-        """Return whether the server itself does not know this region: a model names other regions, or says more."""
+        """Return whether the server lacks this region: an error of a model names another region, or says more."""
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
         return re.fullmatch(pattern, said) is not None
 
@@ -239,7 +239,7 @@ class RegisteredCall(InRegion, Call):
         inputs = []
         for name, (dtype, shape, _, offset, byte_size) in self.layout.table.inputs.items():
             content: Place | npt.NDArray[Any] = Place(self.region.key, offset, byte_size)
-            if dtype is BYTES:  # the server places no strings, and nothing empty
+            if dtype is BYTES:  # Triton puts neither strings nor empty tensors in regions
                 content = Strings.of(name, self._strings[name]).numpy()
             elif not byte_size:
                 content = np.empty(shape, dtype.numpy)
@@ -255,7 +255,7 @@ class RegisteredCall(InRegion, Call):
             dtype = check_output(self.known.spec, name, BY_NAME.get(datatype), shape)
             if room is None:
                 array = output_in(response, name)
-            elif dtype is not BYTES:  # of a type that the configuration leaves open
+            elif dtype is not BYTES:  # BYTES here only if the configuration leaves the type open
                 array = array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         if array is None:
             raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or it exceeds its room")
@@ -263,7 +263,7 @@ class RegisteredCall(InRegion, Call):
 
 
 IN_USE: Final = "currently in use"
-"""How Triton before 24.12 refuses to unregister a region that a request uses."""
+"""The answer of Triton before 24.12 when it refuses to unregister a region that a request uses."""
 _ROUND_S: Final = 0.01
 
 

@@ -14,18 +14,18 @@ from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, trans
 
 __all__ = ["AsyncConnections"]
 
-_MOST_UNSENT: Final = 1 << 26  # bytes; more wait only if the server does not read the data that it asked for
+_MOST_UNSENT: Final = 1 << 26  # bytes; more only if the server does not read what its windows allow
 _GONE_MS: Final = 20_000
 """How long a peer may leave data unacknowledged. By default TCP waits a quarter of an hour, and all calls with it."""
 
 
 class AsyncConnections:
-    """The connections of one client for tasks of one event loop. Requests share one, if the protocol allows it."""
+    """The connections of one client for tasks of one event loop. Requests share a connection if they can."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._open: set[_Connection] = set()
-        self._with_room: list[_Connection] = []  # or had it when they were put there
+        self._with_room: list[_Connection] = []  # or had room when they were added
         self._connecting: set[asyncio.Task[_Connection]] = set()
         self._lock = asyncio.Lock()
         self._is_closed = False
@@ -37,7 +37,7 @@ class AsyncConnections:
             if self._is_closed:
                 raise ClosedError("this client")
             connection = self._listed() or await self._connected(deadline)
-            while connection.is_full():  # other tasks' requests were faster
+            while connection.is_full():  # other tasks' requests took its room first
                 connection = self._listed() or await self._connected(deadline)
             try:
                 outcome = await connection.exchange(request, deadline - time.monotonic())
@@ -61,7 +61,7 @@ class AsyncConnections:
             each.cancel()
         for connection in list(self._open):
             connection.close()
-        await asyncio.sleep(0)  # in which the loop closes the sockets
+        await asyncio.sleep(0)  # lets the loop close the sockets
 
     def _list(self, connection: _Connection) -> None:
         self._with_room.append(connection)
@@ -79,10 +79,10 @@ class AsyncConnections:
         connecting = asyncio.ensure_future(self._connect())
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
-        try:  # before Python 3.12, wait_for may swallow a cancellation
+        try:  # not wait_for, which may swallow a cancellation before Python 3.12
             done, _ = await asyncio.wait((connecting,), timeout=deadline - time.monotonic())
         finally:
-            connecting.cancel()  # nothing happens if it is done
+            connecting.cancel()  # does nothing if the connection is made
         if not done:
             raise deadline_exceeded(self._server.address)
         try:
@@ -93,7 +93,7 @@ class AsyncConnections:
             raise self._server.unreachable(error, is_connected=False) from None
 
     async def _connect(self) -> _Connection:
-        """Connect, and wait until requests may begin; of many tasks that need a shared connection, one connects."""
+        """Connect, and wait until requests may begin; only one of many tasks that need a shared connection does so."""
         if not self._server.conversation.is_shared:
             return await self._opened()
         async with self._lock:
@@ -173,17 +173,17 @@ class _Connection(asyncio.Protocol):
     async def exchange(self, request: Any, timeout_s: float) -> Any:
         if timeout_s <= 0:
             raise TimeoutError
-        if not self.is_fit():  # any more
+        if not self.is_fit():  # it may have failed since the caller chose it
             return Unanswered(self.conversation.failure or "Socket closed", may_have_begun=False)
         loop = asyncio.get_running_loop()
         outcome = loop.create_future()
         late = loop.call_later(timeout_s, _tell_late, outcome)
-        is_to_settle = bool(self.conversation.out)  # soon, for another request
+        is_to_settle = bool(self.conversation.out)  # another request has scheduled it
         number = self.conversation.begin(request, timeout_s)
         self._waiting[number] = outcome
         if len(self._waiting) == 1:
             self._settle()
-        elif not is_to_settle:  # together with those that other tasks are about to send
+        elif not is_to_settle:  # soon, so that other tasks' requests go with this one
             loop.call_soon(self._settle)
         try:
             return await outcome

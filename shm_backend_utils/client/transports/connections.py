@@ -17,15 +17,15 @@ from .conversation import MOST_ATTEMPTS, Server, Unanswered, translate_handshake
 
 __all__ = ["Connections"]
 
-_PIECE: Final = 1 << 18  # bytes that are received at once, or sent together
-_MOST_NEWS: Final = 8  # pieces that a server may send unasked
+_PIECE: Final = 1 << 18  # the most bytes to receive at once, or to join before sending
+_MOST_NEWS: Final = 8  # the most pieces to read from an idle connection before giving it up
 _LEAST_S: Final = 1e-3  # a timeout of 0 would make the socket non-blocking
-_MOST_WAIT_MS: Final = 1e9  # that poll takes
+_MOST_WAIT_MS: Final = 1e9  # poll takes no longer timeout
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connections:
-    """The connections of one client for threads. A thread takes the idle one that was used last, or opens another."""
+    """The connections of one client for threads. A thread takes the idle one used last, or opens a new one."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class Connections:
         call_after_fork(self)
 
     def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer to a request, as :meth:`.Transport.send`; send it again if it certainly has not begun."""
+        """Return the answer to a request, as :meth:`.Transport.send`; resend a request that certainly has not begun."""
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
         for _ in range(MOST_ATTEMPTS):
@@ -45,10 +45,10 @@ class Connections:
             is_kept = False
             try:
                 self._in_use.add(connection)
-                self._check_is_open()  # an earlier close() has not hung up on this one
+                self._check_is_open()  # an earlier close() did not see this connection
                 if not connection.is_open:
                     connection.open(deadline)
-                    self._check_is_open()  # nor has one while it connected
+                    self._check_is_open()  # a close() while the socket connected may have missed the socket
                 conversation = connection.conversation
                 number = conversation.begin(request, deadline - time.monotonic())
                 while number not in conversation.ended:
@@ -84,7 +84,7 @@ class Connections:
     def close(self) -> None:
         """Close the connections; hang up on those in use, whose threads close them. Twice is fine."""
         self._is_closed = True
-        with contextlib.suppress(IndexError):  # other threads take some, too
+        with contextlib.suppress(IndexError):  # pop raises it if the list is empty: other threads pop, too
             while True:
                 self._idle.pop().close()
         for connection in list(self._in_use):
@@ -112,7 +112,7 @@ class _Connection:
         poll = select.poll()
         self.conversation = server.conversation()
         self.is_open = False
-        self.has_news: Callable[[float], Any] = poll.poll  # waits for so many milliseconds
+        self.has_news: Callable[[float], Any] = poll.poll  # waits for up to the given milliseconds
         self._poll = poll.poll
         self._watch = poll.register
         self._server = server
@@ -169,13 +169,13 @@ class _Connection:
                 self._watch(self._socket, select.POLLIN)
 
     def hang_up(self) -> None:
-        """Shut the connection down; the thread that uses it closes it."""
+        """Shut the connection down, so that the thread that uses it ends its request and closes the socket."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS' own: it drops state in use
+            with contextlib.suppress(OSError):  # the connection has already ended
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS' own would drop state in use
 
     def close(self) -> None:
-        self.conversation.out.clear()  # else it keeps a caller's arrays until garbage collection
+        self.conversation.out.clear()  # else the list keeps a caller's arrays until garbage collection
         if self._socket is not None:
             self._socket.close()
 
@@ -199,11 +199,11 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
     while True:
         family, kind, protocol, _, address = addresses.pop(0)
         try:
-            sock = _Socket(family, kind, protocol)  # the machine may lack the family
+            sock = _Socket(family, kind, protocol)  # fails if the machine lacks the address family
             sock.settimeout(max((deadline - time.monotonic()) / (len(addresses) + 1), _LEAST_S))
             sock.connect(address)
         except OSError:
-            sock = None  # which closes it
+            sock = None  # the last reference, which closes the socket
             if not addresses:
                 raise
         else:

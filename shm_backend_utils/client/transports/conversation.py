@@ -29,7 +29,7 @@ class Conversation(ABC):
     out: list[bytes | memoryview]
     """The bytes to send, in order. The connection clears the list."""
     ended: dict[int, Any]
-    """Answers, or :class:`Unanswered`, by the numbers of their requests. The connection takes them out."""
+    """Answers, or :class:`Unanswered`, by the numbers of their requests. The connection takes each one out."""
     is_ready: bool
     """Whether requests may begin: the server is known to speak the protocol."""
     failure: str
@@ -54,7 +54,7 @@ class Conversation(ABC):
 
 
 MOST_ATTEMPTS: Final = 3
-"""How often to send a request that does not begin."""
+"""How many times to send a request that does not begin."""
 
 
 class Server(NamedTuple):
@@ -84,7 +84,7 @@ class Server(NamedTuple):
 
 
 def translate_handshake() -> translate[OSError]:
-    """Mark errors as those of TLS: a server without TLS may end a handshake in any way."""
+    """Name the TLS handshake in its errors: a server without TLS may end the handshake by any error."""
     return translate(
         (ssl.SSLError, ConnectionResetError), lambda error: OSError(f"TLS handshake: {type(error).__name__}: {error}")
     )

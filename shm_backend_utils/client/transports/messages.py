@@ -25,7 +25,7 @@ Question = Literal[
     "model config",
     "model statistics",
 ]
-"""What a server may be asked of itself and its models."""
+"""The questions that a client may ask a server about the server and its models."""
 
 
 class Place(NamedTuple):
@@ -51,11 +51,11 @@ class Codec(ABC):
     address: str = ""
     """The server's address with its scheme; empty for a server that has none, and whose processes are not visible."""
     needs_grpcio: str | None = None
-    """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
+    """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if neither does."""
 
     reads_plain_outputs: ClassVar[bool] = False
     inline_bytes: ClassVar[int]
-    """Up to so many bytes of tensors, an inline request is faster than one that names a slot; ``docs/bench.md``."""
+    """With up to this many bytes of tensors, an inline request is faster than one with a slot: ``docs/bench.md``."""
 
     @abstractmethod
     def infer(
@@ -64,8 +64,8 @@ class Codec(ABC):
         options: RequestOptions,
         *,
         inputs: Sequence[InputTensor] = (),
-        outputs: Mapping[str, Place | None] | None = None,  # all if None; those without a place come in the response
-        batch_size: int | None = None,  # by the batch carrier's shape, where no input tells it
+        outputs: Mapping[str, Place | None] | None = None,  # None for all; outputs without a place come in the response
+        batch_size: int | None = None,  # sent as the batch carrier's shape if no input shows it
         slot: tuple[str, int] | None = None,
     ) -> Any:
         """Return a request's message; ``slot`` is an address and a generation. CallerError if it cannot be sent."""
@@ -73,9 +73,9 @@ class Codec(ABC):
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
     ) -> Callable[[int], Any]:
-        """Return a function that makes the messages of a slot's requests without options, by their generation.
+        """Return a function that takes a generation and makes the message of a slot's request without options.
 
-        Each is sent before the next is made.
+        The caller sends each message before it makes the next.
         """
         wanted = None if outputs is None else dict.fromkeys(outputs)
         return lambda number: self.infer(model, {}, outputs=wanted, batch_size=batch_size, slot=(address, number))
@@ -114,11 +114,11 @@ class Codec(ABC):
 
     @abstractmethod
     def says_so(self, answer: Any) -> bool:
-        """Return whether the answer to a question is yes. A no may also be an error."""
+        """Return whether the answer to a question is yes. A server may also say no by an error."""
 
     @abstractmethod
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
-        """Return an output's data type and shape as the result says; None if it does not have this output."""
+        """Return the data type and shape that a response gives an output; None if the response lacks the output."""
 
 
 def split_url(url: str) -> tuple[str, bool, str, str]:

@@ -16,17 +16,17 @@ __all__ = ["AsyncTransport", "Connectable", "Transport", "connect", "connect_asy
 
 
 class _Connection(ABC):
-    codec: Codec  # makes the messages that it sends
-    address: str  # with its scheme, for messages to people
+    codec: Codec  # makes the messages that the connection sends
+    address: str  # with the scheme, for error messages
     host: str  # as in the URL
 
 
 class Transport(_Connection):
-    """For threads; may be used from several at once. Every failure is one of our errors."""
+    """A connection that several threads may use at once. It raises only this package's errors."""
 
     @abstractmethod
     def send(self, message: Any, timeout_s: float) -> Any:
-        """Send a message and return the answer, as its codec reads it; InferenceError if that is an error.
+        """Send a message and return the answer, as the codec reads it; InferenceError if the answer is an error.
 
         DeadlineExceededError or ServerUnavailableError if no answer comes; ClosedError if the connection was closed,
         before or meanwhile.
@@ -42,7 +42,7 @@ class Transport(_Connection):
 
 
 class AsyncTransport(_Connection):
-    """For tasks of one event loop, which must be running when it is made."""
+    """A connection for tasks of one event loop, which must be running when the connection is made."""
 
     @abstractmethod
     async def send(self, message: Any, timeout_s: float) -> Any:
@@ -59,7 +59,7 @@ class AsyncTransport(_Connection):
 
 @translate_os_errors("to look up a host takes a file descriptor")
 def is_this_machine(host: str) -> bool:
-    """Return whether a host is this machine: a socket can bind to it. NoDescriptorsError if that cannot be tried."""
+    """Return whether a host is this machine: a socket can bind to it. NoDescriptorsError if no socket can be opened."""
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
@@ -113,7 +113,7 @@ def connect_async(url: str | Connectable, tls: Tls | None) -> AsyncTransport:
 def _transports_of(
     url: str, tls: Tls | None
 ) -> tuple[Callable[..., Transport], Callable[..., AsyncTransport], Sequence[Any]]:
-    """Return the two transports of a URL's protocol, and where they go; ModuleNotFoundError if a library is missing."""
+    """Return both transports of a URL's protocol, and their arguments; ModuleNotFoundError if a library is missing."""
     protocol, is_secure, address, host = split_url(url)
     tls = (tls or Tls()) if is_secure else None
     with name_missing_library():

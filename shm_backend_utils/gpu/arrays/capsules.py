@@ -1,6 +1,6 @@
 """DLPack capsules over GPU memory: exported, or imported.
 
-NumPy makes them, because their destructors must be compiled code. NumPy gets the address, and never reads there. Then
+NumPy makes the capsules, because destructors must be compiled code. NumPy gets the address, but never reads there. Then
 this module writes the device and the data type, which NumPy cannot know, into the capsule.
 """
 
@@ -44,7 +44,7 @@ class CapsuleTensor(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in bytes
     dtype: np.dtype[Any]
-    device_type: int  # of DLPack, as is the device number
+    device_type: int  # DLPack's number; device is DLPack's, too
     device: int
     is_read_only: bool
 
@@ -68,7 +68,7 @@ def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, i
     is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
     interface = {
         "shape": memory.shape,
-        "typestr": f"=u{row.itemsize}",  # for each other type, some NumPy version refuses it
+        "typestr": f"=u{row.itemsize}",  # some NumPy versions refuse the other types
         "data": (memory.address or _ANYWHERE, memory.is_read_only and is_versioned),
     }
     words = np.asarray(ForeignMemory(owner, interface))

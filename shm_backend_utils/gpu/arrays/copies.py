@@ -1,4 +1,4 @@
-"""Copies between arrays on GPUs, and between them and the host, on a stream; and new arrays for them."""
+"""Copies on a stream, from GPU to GPU or between a GPU and the host; and new arrays on GPUs."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class DeviceArray:
         with self.runtime.on(self.device):
             self.runtime.synchronize_device(self.device)
             if copied.nbytes:
-                # This stream waits for default streams only, and need not be created.
+                # The per-thread default stream exists already, and waits for no stream but the legacy default stream.
                 self.runtime.copy(copied.ctypes.data, self.address, copied.nbytes, PER_THREAD_STREAM)
                 self.runtime.synchronize_stream(PER_THREAD_STREAM, self.device)
         return copied
@@ -296,7 +296,7 @@ class DeviceArray:
         """Raise TypeError: a pickle cannot carry a GPU's memory."""
         raise TypeError(f"the array is in memory of GPU {self.device}, and cannot be pickled; copy it by .to_host()")
 
-    if not TYPE_CHECKING:  # so that a type checker refuses both
+    if not TYPE_CHECKING:  # type checkers do not see these two methods, and so report their uses as errors
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError, with advice if other libraries' arrays have this attribute."""

@@ -39,7 +39,7 @@ def is_on_gpu(value: Any) -> bool:
 def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
     """Return the number of an array's GPU; :func:`is_on_gpu` must be true for the array.
 
-    If an array without elements does not tell its GPU, the result is ``otherwise``.
+    The result is ``otherwise`` for an array without elements that does not name its GPU.
     """
     if hasattr(value, "__dlpack_device__"):
         return int(value.__dlpack_device__()[1])
@@ -68,7 +68,7 @@ def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "")
         return _by_interface(runtime, value, stream, tensor)
     except _REFUSALS as error:
         called = f"tensor {tensor!r}" if tensor else "an array"
-        reason = error if isinstance(refused, AttributeError) else refused  # without __dlpack__, the second one
+        reason = error if isinstance(refused, AttributeError) else refused  # without __dlpack__, the second error
         raise TensorTypeError(
             tensor,
             f"{called} is a {type(value).__module__}.{type(value).__qualname__} on a GPU, which does not export its "

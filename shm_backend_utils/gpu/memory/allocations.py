@@ -12,7 +12,7 @@ __all__ = ["CudaAllocation"]
 
 
 class CudaAllocation:
-    """Device memory for others to map, with an event for their work; freed when nothing in this process keeps it."""
+    """GPU memory for other processes to map, with an event for their work; freed when nothing here keeps it."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned = _Owned(runtime, byte_size, device)
@@ -29,7 +29,7 @@ class CudaAllocation:
 
     @property
     def keeper(self) -> object:
-        """The object that arrays hold to keep the memory; ClosedError if it was freed."""
+        """The object that arrays hold to keep the memory; ClosedError if the memory was freed."""
         if self._owned is None:
             raise ClosedError("this device memory")
         return self._owned
@@ -62,7 +62,7 @@ class _Owned:
         return self._addresses[0]
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child, it is the parent's
+        if self._process == os.getpid():  # in a forked child, the memory is the parent's
             retired = self._runtime.retired
             free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
             if self._addresses:
@@ -72,7 +72,7 @@ class _Owned:
 
 
 def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
-    """Free the parts that exist: an interrupt may have prevented the others."""
+    """Free the events and the memory that exist: an interrupt may have prevented the allocation of either."""
     try:
         for event in events:
             runtime.destroy_event(event, device)

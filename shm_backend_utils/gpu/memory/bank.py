@@ -35,10 +35,10 @@ class ShortOfMemoryError(MachineError):
 
 
 class _GivenUp(NamedTuple):
-    """Memory that models may still map, and the objects to release after it."""
+    """GPU memory that models may still map, and the objects to release after that memory."""
 
     is_in_use: Callable[[], bool]
-    descriptor: Descriptor | None  # of the region with the users' leases, if there is one
+    descriptor: Descriptor | None  # of the region where users hold leases, if there is a region
     allocations: tuple[CudaAllocation, ...]
     kept: object
 
@@ -56,8 +56,8 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
-        self._in_regions: dict[int, object] = {}  # keeps it alive even if a finalizer fails
-        self._given_up: deque[_GivenUp] = deque()  # finalizers append to it, without a lock
+        self._in_regions: dict[int, object] = {}  # keeps the memory of regions alive even if a finalizer fails
+        self._given_up: deque[_GivenUp] = deque()  # finalizers append to this queue without a lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
         call_after_fork(self)
@@ -137,7 +137,7 @@ class DeviceBank:
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
     def _free_later(self) -> None:
-        # Finalizers never wait. So without the lock, leave the start to the thread that holds it.
+        # Finalizers must not wait: if another thread holds the lock, leave the start of the collector to that thread.
         while self._collector is None and self._starting.acquire(blocking=False):
             try:
                 if self._collector is None:
@@ -178,6 +178,6 @@ class DeviceBank:
         if not is_left and collector is not None:
             self._collector = None
             collector.stop_some_time()
-            if self._given_up or self.cuda.has_retired:  # added after the check above
+            if self._given_up or self.cuda.has_retired:  # more memory came after the check above
                 self._free_later()
         return _ROUND_S

@@ -24,7 +24,7 @@ _NO_FILE_SYSTEM: Final = -1
 
 
 class _Opened:
-    """One ``cuIpcOpenMemHandle``, and the number of its uses."""
+    """One allocation that ``cuIpcOpenMemHandle`` has opened, and the number of its uses."""
 
     def __init__(self, runtime: CudaRuntime, handle: bytes, device: int) -> None:
         self.handle = handle
@@ -73,13 +73,13 @@ class CudaMapping:
         self._use = None
 
     def close_unused(self) -> None:
-        """Unmap it now. Only for memory that was never used and that no array keeps. Twice is fine."""
+        """Unmap the memory now. Only for memory that was never used and that no array keeps. Twice is fine."""
         use, self._use = self._use, None
         if use is not None:
             use.end()
 
     def close_idle(self) -> None:
-        """Close it after waiting for the device. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
+        """Close the mapping after waiting for the device. If no array keeps it, ``retired.collect_idle`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True
@@ -87,11 +87,11 @@ class CudaMapping:
             del use
             kept = watched()
             if kept is not None:
-                kept.is_idle = False  # an array keeps it, and a GPU may use it again
+                kept.is_idle = False  # an array keeps the memory, so a GPU may use it again
 
 
 class _Use:
-    """One use of a mapped allocation; the end of the last one unmaps it, and each end gives its lease back."""
+    """One use of a mapped allocation; its end gives the lease back, and the last use's end unmaps the allocation."""
 
     def __init__(self, mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
         self._mappings = mappings
@@ -102,14 +102,14 @@ class _Use:
         self.is_idle = False
 
     def end(self) -> None:
-        """End it now: no GPU uses the memory; if CUDA fails to unmap it, the lease is never given back."""
+        """End the use now, when no GPU uses the memory; if CUDA cannot unmap the memory, never give the lease back."""
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
                 _end(self._mappings, opened, self.event, self._lease)
 
     def __del__(self) -> None:
-        if self._process != os.getpid():  # in a forked child, only the descriptor is its own
+        if self._process != os.getpid():  # a forked child owns only its copy of the lease's descriptor
             if self._lease is not None:
                 self._lease.give_back()
             return
@@ -150,7 +150,7 @@ class CudaMappings:
         lease: SharedLease | None = None,
         event: bytes = b"",
     ) -> CudaMapping:
-        """Map another process' allocation. The lease is given back at the end of this use."""
+        """Map another process' allocation. The end of this use gives the lease back."""
         try:
             _check_length(handle, field)
             if event:
@@ -169,7 +169,7 @@ class CudaMappings:
             mapping = CudaMapping(self.runtime, opened, use)
             mapping.check(byte_size, field)
         except BaseException:
-            use.end()  # before the error is reported: then the owner may free the memory
+            use.end()  # before the error is reported, because the owner may then free the memory
             raise
         return mapping
 
@@ -188,7 +188,7 @@ class CudaMappings:
             try:
                 begin, byte_size = self.runtime.extent(opened.address, device)
                 found = self.runtime.pointer(opened.address).device
-                if found != device:  # with peer access, CUDA opens it anyway
+                if found != device:  # with peer access, CUDA opens a handle of another GPU, too
                     raise RegionRefusedError(field, f"it is on GPU {found}, but claims to be on GPU {device}")
             except BaseException:
                 self.runtime.close(opened.address, device)

@@ -1,7 +1,7 @@
-"""The model's side of the handover: it fetches a sealed region from a client that may do anything.
+"""The model's side of the handover: it fetches a sealed region from a client that it does not trust.
 
-So every wait here has a bound. Another thread closes received descriptors, except memfds, as closing may block. From
-Linux 6.16 on, the socket accepts descriptors only after the client's user was found to be allowed.
+So every wait here has a time limit. Closing a descriptor that is not a memfd may block, so another thread closes it.
+From Linux 6.16 on, the socket accepts descriptors only after the check that the model allows the client's user.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOW_TO_RECEIVE: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG
 
 
 class Fetcher:
-    """Fetches sealed regions for a session, each in ``bound_s`` seconds altogether. Threads may share it."""
+    """Fetches sealed regions for a session, and waits at most ``bound_s`` seconds for each. Threads may share it."""
 
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
@@ -41,7 +41,7 @@ class Fetcher:
 
     @translate_os_errors()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
-        """Fetch a region from its client, if its user's id is allowed. The caller owns the file, and must check it."""
+        """Fetch a region if ``is_allowed`` accepts its client's user id. The caller must check and close the file."""
         if self._closer.is_full:
             raise RegionRefusedError(
                 field, f"the server is still closing {self._closer.waiting} earlier connections and files of clients"
@@ -66,11 +66,11 @@ class Fetcher:
                 self._closer.close(connection)
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
-        """Take the answer and its descriptor; the socket keeps all (``MSG_PEEK``), so the kernel closes none yet."""
+        """Peek at the answer and its descriptor: the socket keeps both, so the kernel closes no descriptor yet."""
         arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
         answers, again = itertools.tee(map(connection.recvmsg, *arguments))
         with _translate_hanging_up(field):
-            received = Descriptor(next, _descriptors_in(answers))  # has none if none came
+            received = Descriptor(next, _descriptors_in(answers))  # is closed if the answer brought none
         try:
             message, _, flags, _ = next(again)
             _check_answer(message, flags, received, field)
@@ -81,7 +81,7 @@ class Fetcher:
 
 
 def _connect(connection: socket.socket, key: SealedKey, deadline: float, field: str) -> None:
-    """Connect as soon as the listener's backlog has room."""
+    """Connect to the client; while its backlog is full, try again until the deadline."""
     while (number := connection.connect_ex(key.socket_address)) == errno.EAGAIN and time.monotonic() < deadline:
         time.sleep(_RETRY_S)
     if number in (errno.ECONNREFUSED, errno.ENOENT):
@@ -96,7 +96,7 @@ def _connect(connection: socket.socket, key: SealedKey, deadline: float, field: 
 
 
 def _ask(connection: socket.socket, question: Question, wait_s: float, field: str) -> None:
-    """Send the question, and wait until something is there to be received."""
+    """Send the question, and wait until the answer, or the end of the connection, has come."""
     with _translate_hanging_up(field):
         connection.send(encode_question(question), socket.MSG_NOSIGNAL)
     poll = select.poll()
@@ -106,18 +106,18 @@ def _ask(connection: socket.socket, question: Question, wait_s: float, field: st
 
 
 def _descriptors_in(answers: Iterable[tuple[Any, ...]]) -> Iterator[int]:
-    """Return the descriptors in messages of recvmsg, without a step of the interpreter that could be interrupted."""
+    """Return the descriptors in messages of recvmsg; all of this runs in C, where no signal handler interrupts it."""
     ancillary = itertools.chain.from_iterable(map(itemgetter(1), answers))
     return map(int.from_bytes, map(itemgetter(2), ancillary), itertools.repeat(sys.byteorder))
 
 
 def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) -> None:
-    """Raise unless this answer gives one descriptor."""
+    """Raise an error unless the answer is valid and came with exactly one descriptor."""
     has_one = received.fileno() >= 0
     if flags & socket.MSG_CTRUNC:
         if has_one:
             raise RegionRefusedError(field, "its client has handed over more than one descriptor")
-        Descriptor(os.eventfd, 0).close()  # raises if this process has none left
+        Descriptor(os.eventfd, 0).close()  # raises if the cause is that this process has no descriptors left
         raise RegionRefusedError(field, "a security policy keeps its client's descriptor from the server")
     if not message:
         raise _hung_up(field)
@@ -140,7 +140,7 @@ def _translate_hanging_up(field: str) -> translate[OSError]:
 
 
 def _hung_up(field: str) -> RegionGoneError:
-    """Return the error for a connection that was closed before its answer, which any call may be the first to see."""
+    """Return the error for a client that closed the connection before it answered: sending or receiving finds that."""
     return RegionGoneError(
         f"{field} is no longer handed over: its client closed the connection; it has closed its regions, or has none "
         "that the server's user may open (PoolOptions(access=...))"

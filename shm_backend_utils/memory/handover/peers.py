@@ -1,4 +1,4 @@
-"""Peers of a connection: their users and rights, and threads for descriptors that may be slow to close."""
+"""The peer of a connection, with its user and rights; and threads that close descriptors, which may take long."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, gro
 _SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
 _SO_PEERGROUPS: Final = 59  # the socket module has no name for it
 _GROUP_ID: Final = struct.Struct("I")
-_MOST_BYTES: Final = 1024  # the most that Python reads by getsockopt(2); with more groups, only the first one counts
+_MOST_BYTES: Final = 1024  # the most that Python's getsockopt reads; with more groups, only the effective one counts
 _ROOT: Final = 0
 _BY_GROUP: Final = 0o060
 _BY_OTHERS: Final = 0o006
 
 MOST_WAITING: Final = 256
-"""When this many wait to be closed, nothing new should be opened."""
+"""When this many sockets and descriptors wait to be closed, callers should open no more."""
 
 MOST_THREADS: Final = 4
-"""The most threads that close. If all of them hang, nothing else is closed."""
+"""The most threads of one closer. If all of them hang, the closer closes nothing else."""
 
 _LINGER_S: Final = 1.0  # how long an idle thread waits for more work
 
@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def of(cls, connection: socket.socket) -> Peer:
-        """Ask the kernel; nothing that the peer has sent is read."""
+        """Ask the kernel for the peer of a connection, without reading anything that the peer has sent."""
         answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user_id, group_id = _CREDENTIALS.unpack(answer)
         try:
@@ -52,7 +52,7 @@ class Peer(NamedTuple):
         return cls(user_id, frozenset({group_id, *(number for (number,) in _GROUP_ID.iter_unpack(further))}))
 
     def may_open(self, access: Access) -> bool:
-        """Return whether this user may open a region of this process for reading and writing."""
+        """Return whether ``access`` lets this peer open a region of this process for reading and writing."""
         if self.user_id in (_ROOT, os.geteuid()):
             return True
         group_id = os.getegid() if access.group_id is None else access.group_id
@@ -61,7 +61,7 @@ class Peer(NamedTuple):
 
 
 def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
-    """Let a peer send descriptors, or not; return False before Linux 6.16, where every peer can."""
+    """Let peers send descriptors, or forbid it; return False before Linux 6.16, which cannot forbid it."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, is_wanted)
     except OSError:
@@ -70,7 +70,7 @@ def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
 
 
 class Closer:
-    """Closes sockets and descriptors, in a few threads that live while they have work.
+    """Closes sockets and descriptors in a few threads, which end when they have no more work.
 
     Closing the last descriptor of a TCP socket, a FUSE file, or a Unix socket that holds one of these may take many
     seconds.
@@ -81,45 +81,45 @@ class Closer:
         call_after_fork(self)
 
     def _begin(self) -> None:
-        self._left: deque[socket.socket | Descriptor] = deque()  # also those being closed: a fork has them open
+        self._left: deque[socket.socket | Descriptor] = deque()  # also those that a thread is closing just now
         self._begun: list[socket.socket | Descriptor] = []  # those that a thread is closing
-        self._choosing = threading.Lock()  # for the threads only
+        self._choosing = threading.Lock()  # only the closing threads take it, so close() never waits
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
         self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each running thread holds one
 
     def close(self, what: socket.socket | Descriptor) -> None:
-        """Have it closed soon, without waiting; do not use it from here on."""
-        self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
+        """Let a thread close an object soon, and return at once; the caller must not use the object any more."""
+        self._have_thread()  # first: after an interrupt here, the caller still owns the object
         self._left.append(what)
         self._wakes.put(None)
-        self._have_thread()  # the thread from before may just have ended
+        self._have_thread()  # again: the last thread may have ended just before the append
 
     @property
     def waiting(self) -> int:
-        """How many are not closed yet."""
+        """The number of objects that are not closed yet."""
         return len(self._left)
 
     @property
     def is_full(self) -> bool:
-        """Whether so many wait that nothing new should be opened."""
+        """Whether so many objects wait to be closed that callers should open no more."""
         return self.waiting >= MOST_WAITING
 
     def after_fork(self) -> None:
-        """Close a forked child's copies at once. That is quick: the parent has them open, too."""
+        """Close the copies in a forked child at once. This cannot take long: the parent has the same files open."""
         left = self._left
         self._begin()
         for each in left:
             _close(each)
 
     def _have_thread(self) -> None:
-        """Start one more thread if all are at work, up to ``MOST_THREADS``."""
+        """Start one more thread if fewer run than there are objects to close, up to ``MOST_THREADS``."""
         if sum(place.locked() for place in self._places) < min(MOST_THREADS, max(self.waiting, 1)):
-            # If no thread can be started, the work waits for the next call.
+            # If the system refuses a new thread, the object waits until the next call.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
 
     def _run(self) -> None:
-        """Close all that waits, if a place is free; work that comes after the last look starts another thread."""
+        """Take a free place, close every waiting object, and end after some time without a new one."""
         while place := next((each for each in self._places if each.acquire(blocking=False)), None):
             with contextlib.suppress(queue.Empty):
                 while True:

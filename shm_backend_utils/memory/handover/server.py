@@ -29,11 +29,11 @@ _AT_ONCE: Final = 32  # connections accepted before the waiting ones are served 
 _MOST_SILENT: Final = 64
 _SILENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.01
-_LOOK_S: Final = 10.0  # an interrupted finalizer may have failed to wake the thread
+_LOOK_S: Final = 10.0  # the thread looks at the offers this often, as an interrupted finalizer may not have woken it
 
 
 class Offer(NamedTuple):
-    """A region that any peer with its token and with access may fetch; ``copy`` opens it once more."""
+    """A region that every peer with its token and with ``access`` may fetch; ``copy`` opens the region once more."""
 
     token: bytes
     access: Access
@@ -41,23 +41,23 @@ class Offer(NamedTuple):
 
 
 class HandoverServer:
-    """A listening socket, and the thread that answers there and owns all that is open: no signal handler runs in it.
+    """A listening socket, and a thread that answers there and owns all descriptors, as no signal interrupts it.
 
-    Other threads change ``offers`` at any time. The server ends for good when ``ends`` returns True, which is also
-    called if opening failed. It only peeks at messages, so that the closer closes descriptors that a peer sent.
+    Other threads change ``offers`` at any time. The server ends for good when ``ends`` returns True, and also calls
+    ``ends`` if it cannot open. It only peeks at messages: descriptors from a peer stay in the socket for the closer.
     """
 
     def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[HandoverServer], bool]) -> None:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
-        self._takes_no_descriptors = False  # from any peer
+        self._takes_no_descriptors = False  # whether the kernel refuses all descriptors from peers
         self._ends = ends
-        self.error: BaseException | None = None  # why it could not open, or ended too early
-        self._is_open = threading.Event()  # or has failed to open
+        self.error: BaseException | None = None  # why the server could not open, or ended too early
+        self._is_open = threading.Event()  # also set if the server could not open
         self._waker: Descriptor | None = None
         self._listener: socket.socket | None = None
-        self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
+        self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, oldest first, with its time limit
         self._pause_until = 0.0
         call_after_fork(self)
         try:
@@ -76,13 +76,13 @@ class HandoverServer:
 
     def wake(self) -> None:
         """Make the thread check whether anything is left to do. Takes no lock, so that finalizers may call it."""
-        waker = self._waker  # it is closed with its last reference, so that its number is not reused meanwhile
+        waker = self._waker  # this reference keeps the waker open, so that no other file gets its number
         if waker is not None:
             with contextlib.suppress(OSError):
                 os.eventfd_write(waker.fileno(), 1)
 
     def after_fork(self) -> None:
-        """Close a forked child's copies. Its parent's server goes on."""
+        """Close the copies in a forked child. The parent's server goes on."""
         if self._waker is not None:
             self._waker.close()
         if self._listener is not None:
@@ -100,7 +100,7 @@ class HandoverServer:
             self.error = error
             self._ends(self)
             if self._is_open.is_set():
-                raise  # otherwise, the thread that waits for it to open gets the error
+                raise  # wait_until_open() raises an error that came earlier
         finally:
             self._close()
             self._is_open.set()
@@ -120,13 +120,13 @@ class HandoverServer:
             self._hang_up(self._listener)
 
     def _serve(self) -> None:
-        """Wait for an event and handle it; connections that wait already come first."""
+        """Wait for events and handle them: first those of open connections, then new connections."""
         assert self._waker is not None
         assert self._listener is not None
         now = time.monotonic()
         for number, (connection, until) in list(self._connected.items()):
             if until <= now:
-                self._has_spoken(connection)  # on a busy machine this thread is late, not the peer
+                self._has_spoken(connection)  # the question may be here: on a busy machine, this thread may be late
                 self._drop(number)
         if self._closer.is_full:
             self._pause_until = now + _PAUSE_S
@@ -146,7 +146,7 @@ class HandoverServer:
             self._accept(self._listener)
 
     def _patience_ms(self, now: float) -> float:
-        """Return how long to wait at most: for silent peers, after a pause, or until it is time to look."""
+        """Return the time until a silent peer must be dropped, a pause ends, or the thread must look at the offers."""
         ends = [until for _, until in self._connected.values()][:1]
         if self._pause_until > now:
             ends.append(self._pause_until)
@@ -158,14 +158,14 @@ class HandoverServer:
                 connection, _address = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no descriptors, most likely
+            except OSError:  # most likely, this process has no descriptors left
                 self._pause_until = time.monotonic() + _PAUSE_S
                 self._drop_all()
                 return
             number = connection.fileno()
             self._connected[number] = connection, time.monotonic() + _SILENCE_S
             connection.setblocking(False)
-            accesses = {offer.access for offer in list(self._offers.values())}  # now, as it may ask for a new one
+            accesses = {offer.access for offer in list(self._offers.values())}  # now: the peer may ask for a new region
             if not any(map(Peer.of(connection).may_open, accesses)):
                 self._hang_up(connection)
                 del self._connected[number]
@@ -175,7 +175,7 @@ class HandoverServer:
                 self._drop(next(iter(self._connected)))
 
     def _has_spoken(self, connection: socket.socket) -> bool:
-        """Answer a peer's question, if it has come; return whether the connection is of no more use."""
+        """Answer a peer's question if it has come; return whether the connection can be closed."""
         try:
             message, _, flags, _ = connection.recvmsg(QUESTION_LENGTH + 1, 0, socket.MSG_PEEK)
         except BlockingIOError:
@@ -186,7 +186,7 @@ class HandoverServer:
             if flags & socket.MSG_CTRUNC:  # the peer has sent descriptors
                 _refuse(connection)
             else:
-                connection.recv(1)  # unread data would be an error for the peer
+                connection.recv(1)  # if this side closed the socket with unread data, the peer would get an error
                 self._answer(connection, decode_question(message))
         return True
 
@@ -202,23 +202,23 @@ class HandoverServer:
         offer = self._offers.get(question.number)
         if offer is None or not hmac.compare_digest(offer.token, question.token) or not peer.may_open(offer.access):
             return None
-        with contextlib.suppress(Exception):  # there are no descriptors, or the region was closed at this moment:
+        with contextlib.suppress(Exception):  # this process has no descriptors left, or is just closing the region
             copied = offer.copy()
-            if self._offers.get(question.number) is offer:  # then its number may be another file's already
+            if self._offers.get(question.number) is offer:  # else the copy may be of another file with the same number
                 return copied
         return None
 
     def _drop(self, number: int) -> None:
         self._hang_up(self._connected[number][0])
-        del self._connected[number]  # last, so that a fork finds all that it has open
+        del self._connected[number]  # last, so that after_fork() finds every open connection
 
     def _drop_all(self) -> None:
         for number in list(self._connected):
             self._drop(number)
 
     def _hang_up(self, connected: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the peer has done so before
-            connected.shutdown(socket.SHUT_RDWR)  # for all copies of it, such as a forked child's
+        with contextlib.suppress(OSError):  # the peer has hung up before
+            connected.shutdown(socket.SHUT_RDWR)  # also ends the copies of the socket, such as a forked child's
         if self._takes_no_descriptors:
             connected.close()
         else:
@@ -233,7 +233,7 @@ class HandoverRegistry:
     """The regions that this process hands over, and the server for them. Methods that finalizers call take no lock."""
 
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)  # of regions; a forked child continues its parent's
+        self.numbers = itertools.count(1)  # of regions; a forked child goes on counting from its parent's
         self._closer = Closer()
         self._begin()
         call_after_fork(self)
@@ -246,8 +246,8 @@ class HandoverRegistry:
     def offer(self, number: int, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> SealedKey:
         """Offer a region to models that know the token and have access, until it is withdrawn; return its key.
 
-        The server's thread calls ``copy``, which opens the region anew: a peer with the original description could
-        release the region's locks.
+        The server's thread calls ``copy``, which opens the region anew: a peer that got the original open file
+        description could release the region's locks.
         """
         with self._lock:
             self._offers[number] = Offer(token, access, copy)
@@ -273,7 +273,7 @@ class HandoverRegistry:
         self._begin()
 
     def _ends(self, server: HandoverServer) -> bool:
-        """Return whether a server has nothing left to do; its thread asks, and the next offer gets a new server."""
+        """Return whether a server must end, and then forget that server, so that the next offer starts a new one."""
         with self._lock:
             if self._server is server:
                 if self._offers and server.error is None:

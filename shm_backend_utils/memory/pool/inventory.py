@@ -34,15 +34,15 @@ __all__ = [
 Kind = tuple[int, int, str, RegionKind]
 """The common properties of interchangeable regions: slot count, record size, group, kind of memory."""
 
-_LEAST_PARTS: Final = 8  # from the fifth call on
+_LEAST_PARTS: Final = 8  # so regions have parts only from the fifth concurrent call on
 _MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
-_PARTS_OF_THE_BUDGET: Final = 64  # one part in use keeps all of its region
-_LOST_S: Final = 5.0  # a region on its way to or from a shelf has no holder for a moment
+_PARTS_OF_THE_BUDGET: Final = 64  # a region with parts takes at most 1/64 of it, as one used part keeps all parts
+_LOST_S: Final = 5.0  # a region that moves to or from a shelf has no holder for a moment
 
 
 FAR_MORE: Final = 16
-"""A call does not take an idle region of more than this many times its need if that is also more than ``SMALL``."""
+"""A call takes no idle region that is larger than ``SMALL`` and also larger than this many times the call's need."""
 
 SMALL: Final = 2**20
 
@@ -64,7 +64,7 @@ class Need(NamedTuple):
 
 
 def region_size(need: Need) -> int:
-    """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
+    """Return the size of the region that a pool makes for a need, with room for slightly larger calls."""
     data = roomy(max(need.byte_size, 1), PAGE_SIZE)
     return data + data_offset(need.slot_count, need.record_byte_size)
 
@@ -76,43 +76,43 @@ def least_size(need: Need) -> int:
 
 @dataclass(eq=False)
 class Waiter:
-    """A call that waits for a region, or has one reserved. Only the call keeps this object: it ends with the call."""
+    """A call that waits for a region, or has one reserved. Only the call keeps its waiter, so both end together."""
 
     need: Need
-    byte_size: int  # of the whole region, if one is made
-    holder: object  # the asking object; its text names it in messages
-    region: SlotRegion | None = None  # the idle one that is reserved; None if there is room to make one
-    count: int = 1  # of parts, if one is made
-    is_making: bool = False  # it makes a region in its reserved room
+    byte_size: int  # of a new region, for each of its parts
+    holder: object  # the object that asks for the region; messages show its text
+    region: SlotRegion | None = None  # the reserved idle region; None if room for a new one is reserved
+    count: int = 1  # how many parts a new region gets
+    is_making: bool = False  # whether the call makes a region in its reserved room
     granted: concurrent.futures.Future[SlotRegion | None] = field(default_factory=concurrent.futures.Future)
 
 
 class Shelf(NamedTuple):
-    """Idle regions of one capacity; the one used last is at the right, as CPU caches may still hold some of it."""
+    """Idle regions of one capacity. Calls take the last used one, at the right: CPU caches may still hold it."""
 
     capacity: int
     regions: deque[SlotRegion]
 
 
 class Inventory:
-    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; all else needs the pool's lock."""
+    """Regions up to a budget. ``put_back`` and taking from a shelf need no lock; all else needs the pool's lock."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes  # the budget, as it was looked at last
-        self.returned: deque[SlotRegion] = deque()  # given back, and not looked at yet; needs no lock
+        self.max_bytes = max_bytes  # the budget, as the pool last measured it
+        self.returned: deque[SlotRegion] = deque()  # given back, but not yet sorted; needs no lock
         self.quarantined: list[SlotRegion] = []  # given back, but a model may still be executing there
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
-        # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
+        # The idle regions of each kind, smallest first. Readers take no lock, so a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
-        self.lost_since: dict[SlotRegion, float] = {}  # without a holder, by time.monotonic()
-        # A reserved region, or None for room to make one, until its waiter takes it; released if the waiter is gone.
+        self.lost_since: dict[SlotRegion, float] = {}  # regions without a holder, by time.monotonic()
+        # Each waiter's reserved region, or None for room, until the waiter takes it; released if the waiter is gone.
         self._reserved: dict[weakref.ref[Waiter], SlotRegion | None] = {}
         self._unregistered: deque[str] = deque()
 
     def reserve(self, waiter: Waiter) -> bool:
-        """Reserve an idle region for a waiter, or room for a new one; return whether it could."""
+        """Reserve an idle region for a waiter, or room for a new one; return False if there is neither."""
         reference, need = weakref.ref(waiter), waiter.need
-        if reference in self._reserved:  # an interrupt came before the queue knew
+        if reference in self._reserved:  # an interrupt came before the waiter left the queue
             return True
         waiter.region = self.take(need.byte_size, need[1:])
         if waiter.region is None:
@@ -122,7 +122,7 @@ class Inventory:
         return True
 
     def grant(self, waiter: Waiter) -> None:
-        """Give a waiter its reserved region; ClosedError if it has none any more."""
+        """Let a waiter take its reserved region or room; ClosedError if the reservation is gone."""
         reference = weakref.ref(waiter)
         if waiter.is_making or reference not in self._reserved:
             raise ClosedError("this client")
@@ -143,7 +143,7 @@ class Inventory:
             self.returned.append(region)
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
-        """Take the smallest idle region of a kind that has room, and not far too much; None if all are unfit."""
+        """Take the smallest idle region of a kind that is large enough, and not far too large; None if none fits."""
         most = max(FAR_MORE * byte_size, SMALL)
         for capacity, regions in self.shelves.get(kind, ()):
             if byte_size <= capacity <= most:
@@ -154,13 +154,13 @@ class Inventory:
         return None
 
     def put_back(self, region: SlotRegion) -> None:
-        """Make a region idle that no call holds and no model uses."""
+        """Put a region on its shelf, now that no call holds the region and no model uses it."""
         region.idle_since = time.monotonic()
         assert region.shelf is not None
         region.shelf.append(region)
 
     def add(self, regions: Sequence[SlotRegion], waiter: Waiter) -> None:
-        """Add the new, held regions that were made in a waiter's room."""
+        """Add new regions, which their waiter holds, and end the reservation of its room."""
         for region in regions:
             self._add(region, waiter.need[1:])
         self._reserved.pop(weakref.ref(waiter), None)
@@ -184,7 +184,7 @@ class Inventory:
         self._kinds[region] = kind
 
     def room_to_grow(self, region: SlotRegion, byte_size: int) -> Waiter | None:
-        """Reserve room for more bytes of a region until :meth:`have_grown`; return its waiter, None without room."""
+        """Reserve room for a region to grow, until :meth:`have_grown`; return the room's waiter, None without room."""
         waiter = Waiter(Need(byte_size, *self._kinds[region]), byte_size, region.holder)
         return waiter if self._make_room(waiter) else None
 
@@ -197,11 +197,11 @@ class Inventory:
             region.destroy()
 
     def _make_room(self, waiter: Waiter) -> bool:
-        """Reserve room for a new region; destroy idle ones for it, first a smaller one of its kind, as calls grow."""
+        """Reserve room for a new region, if needed by destroying idle ones: first a smaller one of its kind."""
         kind, size, idle = waiter.need[1:], waiter.byte_size, self._unused()
         if self.max_bytes - self.byte_size + sum(parts[0].byte_size for parts in idle) < size:
             return False
-        has_made_way = False
+        has_made_way = False  # one smaller region of the kind goes even if there is room: calls have outgrown it
         for parts in sorted(idle, key=lambda each: self._kinds[each[0]] != kind):
             is_too_small_a_one = self._kinds[parts[0]] == kind and parts[0].byte_size < size and not has_made_way
             if self.byte_size + size <= self.max_bytes and not is_too_small_a_one:
@@ -209,7 +209,7 @@ class Inventory:
             for region in filter(self._take_off, parts):
                 self.destroy(region)
                 has_made_way = True
-        if self.byte_size + size > self.max_bytes:  # another call has taken one meanwhile
+        if self.byte_size + size > self.max_bytes:  # another call has taken an idle region meanwhile
             return False
         waiter.count = self._parts_for(waiter)
         self._reserved[weakref.ref(waiter)] = None
@@ -226,7 +226,7 @@ class Inventory:
         return 1 if count < _LEAST_PARTS else count
 
     def sort_returned(self) -> None:
-        """Destroy, reclaim, or quarantine regions that were given back; look again at those in quarantine."""
+        """Shelve or quarantine returned regions, retry those in quarantine, and release lost waiters' reservations."""
         while self.returned:
             region = self.returned.popleft()
             if region not in self._kinds:
@@ -234,7 +234,7 @@ class Inventory:
             if region.state == FREE and not region.borrowed:
                 self.put_back(region)
             else:
-                self.quarantined.append(region)  # first: whatever is raised, it is looked at again
+                self.quarantined.append(region)  # before any attempt to reclaim it, so that no error loses it
         for region in list(self.quarantined):
             self._retry(region)
         for reference in list(self._reserved):
@@ -243,7 +243,7 @@ class Inventory:
 
     @property
     def byte_size(self) -> int:
-        """The bytes of all regions, made or reserved. They are counted each time, so lost waiters do not count."""
+        """The bytes of all regions, made or reserved, counted each time: reservations of lost waiters do not count."""
         to_make = [reference() for reference, region in list(self._reserved.items()) if region is None]
         return self.made_bytes + sum([each.count * each.byte_size for each in to_make if each is not None])
 
@@ -259,21 +259,21 @@ class Inventory:
         return [region for region in self._kinds if region.holder is None and region not in quarantined]
 
     def destroy_idle(self, before: float = float("inf")) -> None:
-        """Destroy the regions that have been idle since before a moment."""
+        """Destroy the regions that became idle before the moment ``before``, by ``time.monotonic()``."""
         for parts in self._unused():
             if parts[-1].idle_since < before:
                 for region in filter(self._take_off, parts):
                     self.destroy(region)
 
     def _unused(self) -> list[list[SlotRegion]]:
-        """Return the parts of each region without a part in use, the oldest first: only these can free memory."""
+        """Return the parts of each region whose parts are all idle, longest idle first: only these can free memory."""
         found: dict[Whole, list[SlotRegion]] = {}
         for region in sorted(self.idle, key=lambda each: each.idle_since):
             found.setdefault(region.whole, []).append(region)
         return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
-        """Destroy regions that an interrupt left without a holder for seconds: a moment without one is normal."""
+        """Destroy regions that an interrupt left without a holder for seconds; a moment without a holder is normal."""
         now = time.monotonic()
         kept = {*held, *self.returned, *self.quarantined, *self._reserved.values()}
         for shelf in itertools.chain(*self.shelves.values()):
@@ -292,7 +292,7 @@ class Inventory:
             self.destroy(region)
 
     def destroy(self, region: SlotRegion) -> None:
-        """Remove a region and its name. After an interrupt, call it again."""
+        """Remove a region and its name. If an interrupt stops this, another call finishes the work."""
         self._unlink(region)
         region.whole.parts.discard(region.slots[0].index)
         if region in self.quarantined:
@@ -307,7 +307,7 @@ class Inventory:
             region.is_registered = False  # after an interrupt here, the next call does it all again
 
     def after_fork(self) -> None:
-        """Forget every region, in a forked child: they are the parent's."""
+        """Forget every region in a forked child: all regions belong to the parent."""
         regions = list(self._kinds)
         self._kinds.clear()  # first: regions that are given back meanwhile are then ignored
         self.shelves.clear()
@@ -316,7 +316,7 @@ class Inventory:
             region.after_fork()
 
     def take_unregistered(self) -> list[str]:
-        """Return the keys of registered regions that were destroyed since the last time, to unregister them."""
+        """Return the keys of registered regions destroyed since the last call: the caller must unregister them."""
         keys = []
         with contextlib.suppress(IndexError):  # other threads take some, too
             while True:
@@ -348,7 +348,7 @@ class Inventory:
                 self.put_back(region)
 
     def _take_off(self, region: SlotRegion) -> bool:
-        """Take an idle region off its shelf; return False if it was taken meanwhile."""
+        """Take an idle region off its shelf; return False if a call has taken the region meanwhile."""
         assert region.shelf is not None
         try:
             region.shelf.remove(region)

@@ -26,21 +26,21 @@ _LEAST: Final = {"max_bytes": 1, "max_device_bytes": 1, "lend_bytes": 0, "max_ba
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """How much shared memory a client may have, and how long it keeps it.
+    """How much shared memory a client may have, and how long it keeps unused memory.
 
     Attributes
     ----------
     max_bytes : int or None
         The budget for all models together. None: the client holds at most as much memory as it leaves free in the
         machine or container, and for ``region="system"`` in ``/dev/shm``; but it may always take 1/64 of the free
-        memory. It measures again after each 1/64 of its budget.
+        memory. The client measures again after each 1/64 of its budget.
     region : str
         The kind of memory. ``"sealed"``: a memfd, which cannot be truncated, has no name, ends with its processes,
         and needs no ``/dev/shm``. Models fetch it by a socket, so they must share this process' network namespace, as
         containers of one pod do. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
         else system; ``explain()`` shows which. Triton's own shared memory (path ``triton-shm``) is always system.
     max_device_bytes : int or None
-        The budget on each GPU; None for all that it has.
+        The budget on each GPU; None for all of the GPU's memory.
     lend_bytes : int
         The smallest input on a GPU that is used in place, in bytes, if CUDA can share its memory. Smaller ones are
         copied on the GPU, which is faster than opening them in the model. 0 for all.
@@ -97,11 +97,11 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 
     def budget_bytes(self, held_bytes: int) -> int:
-        """Return the budget: ``max_bytes``, or else half of the held and free memory, and a little more."""
+        """Return ``max_bytes``, or else half of held and free memory, but at least all held and 1/64 of free memory."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
         free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)
-        free = memory_bytes() if free == math.inf else max(int(free), 0)  # the former if the system does not tell
+        free = memory_bytes() if free == math.inf else max(int(free), 0)  # all memory if the free part is unknown
         return max((held_bytes + free) // 2, held_bytes + free // _ALWAYS)
 
 

@@ -38,10 +38,10 @@ _PARTS_UNLOOKED: Final = 64
 class SlotPool:
     """Keeps regions for reuse. Thread-safe, and first come, first served.
 
-    A finalizer gives a region back when the last array over it is gone: in any thread, even inside a locked section
-    here. So neither giving back nor taking an idle region takes a lock; finalizers leave more work to the housekeeper's
-    thread. A region in doubt is in quarantine until it can be reclaimed. The housekeeper also calls ``tend`` in each
-    round, and begins the next round soon if that returns True.
+    A finalizer gives a region back when the last array over the region is gone: in any thread, even one that holds the
+    pool's lock. So neither giving back nor taking an idle region takes a lock; finalizers leave other work to the
+    housekeeper's thread. A region that a model may still use is in quarantine until the pool can reclaim it. In each
+    round, the housekeeper also calls ``tend``, and begins the next round soon if ``tend`` returns True.
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
@@ -49,7 +49,7 @@ class SlotPool:
         self.is_forked = False  # whether this is a forked child's copy of its parent's pool
         self.wait_count = 0  # how many calls had to wait
         self._inventory = Inventory(options.budget_bytes(0))
-        self._looked_at = 0  # the bytes of all regions at the last look at the budget
+        self._looked_at = 0  # the bytes of all regions when the budget was last measured
         self._tend = tend
         self._lock = threading.Lock()
         self._waiting: deque[weakref.ref[Waiter]] = deque()  # checks for emptiness need no lock
@@ -59,7 +59,7 @@ class SlotPool:
         call_after_fork(self)
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
-        """Return a free region, and its memory, without a lock; None if all are in use, or others wait."""
+        """Return an idle region and its memory, without a lock; None if no idle region fits, or other calls wait."""
         if self._waiting:
             return None
         least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
@@ -85,14 +85,14 @@ class SlotPool:
         return [(region, memory) for region, memory in watched if memory is not None]
 
     def request(self, need: Need, holder: object) -> Waiter:
-        """Ask for a region: granted at once, or in turn. BudgetError or NoSharedMemoryError if it never can be."""
+        """Ask for a region, now or in turn. BudgetError or NoSharedMemoryError if the pool can never make it."""
         waiter = self._queued(need, holder)
         if not waiter.granted.done():
             with self._lock:
                 found = f"{self._inventory}, and {len(self._waiting)} calls wait"
                 self.wait_count += 1
             _LOG.warning("the pool has run dry: %s", found)
-            self._hurry()  # its next round may be half of idle_s away
+            self._hurry()  # the housekeeper's next round may be half of idle_s away
         return waiter
 
     def request_at_once(self, need: Need, holder: object) -> Waiter | None:
@@ -104,7 +104,7 @@ class SlotPool:
         return None
 
     def take_granted(self, waiter: Waiter, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
-        """Return a granted waiter's region, newly made if needed, and the memory whose end gives the region back."""
+        """Return the region granted to a waiter, made now if needed, and its memory; the memory's end gives it back."""
         region = waiter.granted.result()
         is_new = region is None
         if region is None:
@@ -134,7 +134,7 @@ class SlotPool:
                 region.grow(end, deadline)
             except OSError:  # TimeoutError is one
                 return False
-            except BaseException:  # it may have two tokens now
+            except BaseException:  # the interrupted growth may have changed only some copies of the token
                 region.spoil("lost")
                 raise
             finally:
@@ -146,7 +146,7 @@ class SlotPool:
         return True
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Remove a waiter from the queue, and take back the region granted to it, unless it has taken that."""
+        """Remove a waiter from the queue, and take back its granted region unless the waiter has taken the region."""
         with self._lock:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(weakref.ref(waiter))
@@ -182,7 +182,7 @@ class SlotPool:
             return self._inventory.status()
 
     def take_unregistered(self) -> list[str]:
-        """Return the keys of registered regions that were destroyed since the last time, to unregister them."""
+        """Return the keys of registered regions destroyed since the last call: the caller must unregister them."""
         return self._inventory.take_unregistered()
 
     def close(self) -> None:
@@ -194,14 +194,14 @@ class SlotPool:
             self._clear()
 
     def abandon(self) -> None:
-        """Close it from a finalizer, and wait briefly: this may have interrupted a locked section of its own thread."""
+        """Close the pool from a finalizer, and wait only briefly: the finalizer's thread itself may hold the lock."""
         if not self.is_forked:
             self._end(_FINALIZERS_PATIENCE_S)
 
     def after_fork(self) -> None:
         """Forget every region, in a forked child. Arrays over them stay valid."""
         self.is_forked = True
-        self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one, and does not run here
         self._inventory.after_fork()
         self._waiting.clear()
 
@@ -228,12 +228,12 @@ class SlotPool:
         return memory
 
     def _give_back(self, memory: weakref.ref[Memory]) -> None:
-        # Python ignores exceptions raised here, interrupts too. The region is watched until one line both ends that and
-        # puts it in its place, so that :meth:`_find_dropped` finds it after an interrupt.
+        # Python ignores exceptions raised here, even interrupts. So one line both stops watching the region and puts it
+        # in its place: after an earlier interrupt, :meth:`_find_dropped` still finds it among the watched regions.
         number = id(memory)
         watched = self._watched.get(number)
         if watched is None:
-            return  # its taker was interrupted before it was watched: the region will be found as lost
+            return  # an interrupt came before the region was watched: destroy_lost() will find the region
         if self._closed:
             self._watched.pop(number, None)
             return
@@ -248,16 +248,16 @@ class SlotPool:
         try:
             place.append(self._watched.pop(number)[1])
         except KeyError:
-            return  # :meth:`_find_dropped` found it before
+            return  # :meth:`_find_dropped` found the region before
         if self._waiting or not is_ready:
             self._hurry()
 
     def _find_dropped(self) -> None:
         """Take back regions whose finalizer was interrupted before it gave them back."""
-        for number, (reference, region) in self._watched.copy().items():  # a finalizer may change it
+        for number, (reference, region) in self._watched.copy().items():  # a copy, as finalizers change it
             if reference() is None:
                 region.holder = None
-                with contextlib.suppress(KeyError):  # it was given back meanwhile
+                with contextlib.suppress(KeyError):  # the finalizer gave the region back meanwhile
                     self._inventory.returned.append(self._watched.pop(number)[1])
 
     def _hurry(self) -> None:
@@ -265,7 +265,7 @@ class SlotPool:
             self._housekeeper.hurry()
 
     def _queued(self, need: Need, holder: object) -> Waiter:
-        """Return a new waiter, which may be served already."""
+        """Put a new waiter into the queue, serve the queue, and return the waiter."""
         waiter = Waiter(need, self._size_for(need), holder)
         with self._lock:
             if self._closed:
@@ -275,7 +275,7 @@ class SlotPool:
         return waiter
 
     def _serve(self) -> None:
-        """Under the lock, sort returned regions and serve waiters in order; clear a closed pool."""
+        """Sort returned regions and serve waiters in order, or clear a closed pool; the caller must hold the lock."""
         self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:
@@ -284,7 +284,7 @@ class SlotPool:
             waiter = self._waiting[0]()
             if waiter is not None and not self._inventory.reserve(waiter):
                 return
-            self._waiting.popleft()  # last: whatever is raised before, the waiter can be withdrawn
+            self._waiting.popleft()  # last: after an error, the waiter is still in the queue
             if waiter is None:
                 continue
             if waiter.granted.set_running_or_notify_cancel():
@@ -298,9 +298,9 @@ class SlotPool:
         self._inventory.max_bytes = self.options.budget_bytes(self._inventory.made_bytes)
 
     def _size_for(self, need: Need) -> int:
-        """Return the size of a region for a call, with room for similar calls where the budget has it."""
+        """Return the size of a region for a call, with room for slightly larger calls if the budget allows it."""
         more = abs(self._inventory.byte_size + need.byte_size - self._looked_at)
-        if more > self._inventory.max_bytes // _PARTS_UNLOOKED:  # to look takes as long as to make a small region
+        if more > self._inventory.max_bytes // _PARTS_UNLOOKED:  # measuring takes as long as making a small region
             self._look_at_budget()
         most, larger, least = self._inventory.max_bytes, region_size(need), least_size(need)
         if least <= most:
@@ -328,7 +328,7 @@ class SlotPool:
             for region in regions:
                 region.holder = waiter.holder
             with self._lock:
-                if self._housekeeper is None:  # before a region exists that only a housekeeper can end
+                if self._housekeeper is None:  # before the first region: only a housekeeper can destroy it later
                     self._housekeeper = Repeater(self._keep_house, self._pause_s(), "shm pool")
                 if self._closed:  # close() may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
@@ -339,7 +339,7 @@ class SlotPool:
                 self._inventory.undo(regions, waiter)
                 self._serve()
             raise
-        for region in regions[1:]:  # for other calls; after an interrupt, the rest are found as lost
+        for region in regions[1:]:  # for other calls; after an interrupt, destroy_lost() finds the rest
             region.holder = None
             self._inventory.put_back(region)
         if regions[1:]:
@@ -355,12 +355,12 @@ class SlotPool:
             if waiter.count > 1:
                 return make_parts(waiter.count, data_size, need.record_byte_size, access, deadline, need.kind)
             return [make(need.kind)]
-        except MachineError:  # another process has taken the room; to drop idle regions may suffice
+        except MachineError:  # another process has taken the room; dropping idle regions may free enough
             self.drop_idle()
         return [make(need.kind)]
 
     def _keep_house(self) -> float:
-        """Check regions in quarantine, and let go of regions that have been idle for long."""
+        """Measure the budget, serve waiters, destroy lost and long idle regions, and return the seconds to wait."""
         self._look_at_budget()
         with self._lock:
             self._serve()

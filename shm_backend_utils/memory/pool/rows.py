@@ -36,7 +36,7 @@ class _Block(Generic[Layout]):
 
     def __init__(self, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
         self._region = region
-        self.memory = weakref.ref(memory)  # dead when no call uses it any more
+        self.memory = weakref.ref(memory)  # dead once no call uses the block
         self._layouts = layouts
         self._users: list[weakref.ref[Memory] | None] = [None] * len(layouts)
 
@@ -48,7 +48,7 @@ class _Block(Generic[Layout]):
         for index, user in enumerate(self._users):
             slot = self._region.slots[index]
             if (user is None or user() is None) and (slot.state == FREE or slot.reclaim()):
-                # NumPy arrays refer to the first array in a chain of views, so each row needs a first one of its own.
+                # NumPy views refer to the first array in their chain, so each row needs a first array of its own.
                 memory: Memory = np.frombuffer(whole.data, np.uint8)
                 self._users[index] = weakref.ref(memory)
                 return Row(self._region, slot, self._layouts[index], memory)
@@ -56,12 +56,12 @@ class _Block(Generic[Layout]):
 
 
 class RowBlocks(Generic[Layout]):
-    """The row blocks of one model's calls. Thread-safe. Keys are equal for calls that are alike."""
+    """The row blocks of one model's calls. Thread-safe. Calls that can share a block have equal keys."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[Hashable, list[_Block[Layout]]] = {}
-        self.together: Hashable = None  # the key of the calls that came side by side last; the next one begins a block
+        self.together: Hashable = None  # the key of the last calls that came side by side; the next call begins a block
 
     def take(self, key: Hashable) -> Row[Layout] | None:
         """Return a free row of a block that is in use already."""

@@ -1,10 +1,10 @@
 """Slots on the side of their owner: the records of requests, the slots' states, and the regions that hold them.
 
 ========  =============================================================================================================
-free      No process writes there. A request may go out; the pool may hand it out again.
-sent      A request went out, and its answer is not here: a model executes it, or may begin to. The slot must be
-          reclaimed before any other use.
-spoiled   Its region is never used again, and is destroyed when it is given back.
+free      No process writes to the slot. A request may go out, or the pool may hand the slot out again.
+sent      A request went out, and its answer has not come: a model executes the request, or may begin to. The client
+          must reclaim the slot before any other use.
+spoiled   No call uses the slot's region again. The pool destroys the region when it is given back.
 ========  =============================================================================================================
 
 A slot that a call has taken is free before its request goes out, and again after the answer: only the pool knows
@@ -32,7 +32,7 @@ from ..managed import ManagedRegion, RegionKind
 
 __all__ = ["AFTER", "FREE", "SENT", "SPOILED", "Event", "Memory", "Slot", "SlotRegion", "State", "Whole", "make_parts"]
 
-Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this and all arrays of it are gone
+Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this array and all views of it are gone
 
 State = Literal["free", "sent", "spoiled"]
 Event = Literal["request", "answer", "reclaim", "refusal", "unfenced", "lost"]
@@ -43,13 +43,13 @@ SPOILED: Final = "spoiled"
 
 AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
     "request": {FREE: SENT, SPOILED: SPOILED},
-    # The model has completed the slot. A server's error is no such answer: the slot is reclaimed.
+    # The model has completed the request. After an error of the server, the client must reclaim the slot instead.
     "answer": {SENT: FREE, SPOILED: SPOILED},
-    # No model holds the lease, and the generation was raised: a late request is refused.
+    # No model held the lease, and the client raised the generation: models refuse a late request.
     "reclaim": {SENT: FREE, SPOILED: SPOILED},
     # A model, or the server, cannot open the region.
     "refusal": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
-    # A request that names no slot got no answer: no generation keeps its writer out.
+    # No answer came to a request that names no slot: no generation keeps the model from writing later.
     "unfenced": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
     # A model died while its GPU was at work there, or memory on a GPU was only partly made.
     "lost": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
@@ -82,10 +82,10 @@ class Slot:
         self.bind()
         self.sent = self.generation = 0  # of the last request; a fence raises `generation` only
         self.state: State = FREE
-        self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
+        self.kept: Sequence[object] = ()  # other objects that the request may use; kept until this slot is free
 
     def bind(self) -> None:
-        """Use the region's current record and address."""
+        """Take over the region's present record and address, which change when the region grows."""
         # The last short call's model, outputs and rows, with a function that makes its messages for this address.
         self.messages: tuple[object, Callable[[int], Any]] | None = None
         self._record: SlotRecord | None = self._region.record(self.index)
@@ -126,11 +126,11 @@ class Slot:
 
     @property
     def was_left(self) -> bool:
-        """Whether a model started a request here and did not finish it; it is dead if the slot was reclaimed."""
+        """Whether a model started a request here and did not finish it. After a reclaim, that model must be dead."""
         return self._record is not None and self._record.started != self._record.completed
 
     def fence(self) -> bool:
-        """Fence the slot; return True if no earlier request can touch it any more: none runs, late ones are stale."""
+        """Fence the slot: make earlier requests stale; return False if a model still uses it, or the region is gone."""
         if self._record is None:
             return False
         lease = self._region.lease(self.index)
@@ -143,7 +143,7 @@ class Slot:
         return True
 
     def fence_unstarted(self) -> bool:
-        """Fence the slot if no model has started its request; return whether none has, so that none ever will."""
+        """Fence the slot if no model has started its request; return whether that request can never start."""
         record, sent = self._record, self.sent
         return record is not None and record.started != sent and self.fence() and record.started != sent
 
@@ -155,7 +155,7 @@ class Slot:
         return True
 
     def become_free(self, event: Literal["answer", "reclaim"]) -> None:
-        """Note that a request is over, so that the objects kept for it may go."""
+        """Record that a request is over, and let go of the objects that were kept for it."""
         self.state = AFTER[event][self.state]
         self.kept = ()
 
@@ -173,7 +173,7 @@ class Slot:
         self._record.generation = self.generation
 
     def release_frame(self, number: int) -> None:
-        """Let the model write here again; ``number`` is that of the frame that the client has finished reading."""
+        """Let the model overwrite frame ``number``, which the client has finished reading."""
         if self._record is not None:
             self._record.generation = number
 
@@ -191,11 +191,11 @@ class Whole:
 
     def __init__(self) -> None:
         self.parts: set[int] = set()  # the first slot of each existing part
-        self.slots: list[Slot] = []  # of all its parts: one that is spoiled spoils the others
+        self.slots: list[Slot] = []  # of all parts: spoiling one part spoils the others
 
 
 class SlotRegion:
-    """A managed region of this process' own, with its slots."""
+    """A managed region that this process made, or a part of one, with its slots."""
 
     __slots__ = (
         "_region",
@@ -231,7 +231,7 @@ class SlotRegion:
         self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size, Whole())
 
     def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int, whole: Whole) -> None:
-        """Take these slots of a region, and its data between two offsets; other parts of it share ``whole``."""
+        """Make this object the part of a region that has these slots and the data between two offsets."""
         self._region = region
         self.kind = kind
         self.byte_size = region.header.byte_size  # of the whole region
@@ -243,33 +243,33 @@ class SlotRegion:
         self.whole = whole
         whole.parts.add(slots[0])
         whole.slots += self.slots
-        self.is_registered = False  # the server may know it by its key
+        self.is_registered = False  # whether the server may know the region by its key
         self.device_memory: dict[int, Any] = {}  # on GPUs, by device
-        # Users' memory that its slot fences: it is kept until no model uses it. So the region serves only one call.
+        # Users' memory that the slot fences, kept until no model uses it. A region with such memory serves one call.
         self.borrowed: list[Any] = []
-        # The GPU streams on which users of its memory said that they work, and may still read results; None among them
-        # if a user did not name a stream.
+        # The GPU streams that users of this memory named, and on which they may still read results. None is among them
+        # if a user named no stream.
         self.worked_on: set[Any] = set()
-        # It is called with the region and a duplicate of its descriptor, which it then owns.
+        # destroy() calls this with the region and a duplicate of the region's descriptor, which the callee then owns.
         self.on_destroy: Callable[[SlotRegion, Descriptor], None] | None = None
-        self.holder: object = None  # None if no call has it
+        self.holder: object = None  # the object that asked for the region; None if no call has it
         self.growing = threading.Lock()  # a cancelled call may still be growing it
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while no call has it
 
     def grow(self, byte_size: int, deadline: float) -> None:
-        """Enlarge it, and keep its contents; raises like :meth:`.MappedSegment.grow`."""
+        """Enlarge the region, and keep its contents; raises like :meth:`.MappedSegment.grow`."""
         self._region.grow(byte_size, deadline)
         self.buffer = self._region.buffer()
         for slot in self.slots:
             slot.bind()
         self.data_end = self._region.header.byte_size
         self.capacity = self.data_end - self.data_offset
-        self.byte_size = self.data_end  # last: until then, it counts as not grown
+        self.byte_size = self.data_end  # last: after an earlier interrupt, the region counts as not grown
 
     @property
     def key(self) -> str:
-        """The name of its memory in requests."""
+        """The region's name in requests."""
         return self._region.segment.key
 
     @property
@@ -280,38 +280,38 @@ class SlotRegion:
     @property
     def state(self) -> State:
         """The worst state of its slots: spoiled (then all are), sent (a model may be at work in one), or free."""
-        for slot in self.slots:  # for every call; a generator would cost more than the answer
+        for slot in self.slots:  # a plain loop: every call runs this, and a generator would take longer
             if slot.state != FREE:
                 return slot.state
         return FREE
 
     @property
     def is_to_go(self) -> bool:
-        """Whether no other call will ever use it."""
+        """Whether the pool must destroy the region instead of using it again."""
         return self.state == SPOILED or bool(self.borrowed)
 
     def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
-        """Mark it as useless, with all its parts, for the given reason."""
+        """Mark the region, with all its parts, as one that is never used again, for the given reason."""
         for slot in self.whole.slots:
             slot.state = AFTER[event][slot.state]
 
     def reclaim(self) -> bool:
-        """Make sure that no request will touch the region or the kept objects again. Return whether that is so now."""
+        """Reclaim every slot that a request may still use; return whether that succeeded for all of these slots."""
         reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT or (slot.kept and slot.state != FREE)]
         return all(reclaimed)
 
     @property
     def fd(self) -> int:
-        """Its descriptor, for looking at locks; raises ClosedError once it is destroyed."""
+        """The region's descriptor, for checks of locks; raises ClosedError once the region is destroyed."""
         return self._region.segment.fileno()
 
     @property
     def has_users(self) -> bool:
-        """Whether a model maps GPU memory that a slot here fences; True once it is destroyed."""
+        """Whether a model maps GPU memory that a slot here fences; also True once the region is destroyed."""
         return self._region.segment.is_closed or locks.has_users(self.fd)
 
     def prefault(self, deadline: float = math.inf) -> None:
-        """Enter its memory into this process' page tables, as far as the deadline allows."""
+        """Enter the region's memory into this process' page tables, as far as the deadline allows."""
         self._region.segment.prefault(deadline)
 
     def after_fork(self) -> None:
@@ -344,7 +344,7 @@ class SlotRegion:
 def make_parts(
     count: int, byte_size: int, record_byte_size: int, access: Access, deadline: float, kind: RegionKind
 ) -> list[SlotRegion]:
-    """Make a region for several calls at once, whose parts have one slot each; it is removed with its last part."""
+    """Make a region of several parts with one slot each, for as many calls; the end of the last part removes it."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
     whole, begin = Whole(), region.data_offset
     size = (region.header.byte_size - begin) // count

@@ -29,12 +29,12 @@ from .received import Output, ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
 
-# What a named tuple's constructor does, without its wrapper.
+# Output's own constructor only wraps tuple.__new__. Calling tuple.__new__ directly saves time.
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 
 class AnsweredRequest(ReceivedRequest):
-    """The half of a :class:`Call` that writes: to the client's memory if it has room, else through Triton."""
+    """The half of a :class:`Call` that writes outputs: to the client's memory if they fit, else through Triton."""
 
     @property
     def response_parameters(self) -> dict[str, str | bool | int]:
@@ -93,7 +93,7 @@ class AnsweredRequest(ReceivedRequest):
                         self.outputs[name] = _output(Output, (view, encoded, region, None, False))
                         return view
             except (TypeError, ValueError, struct.error):
-                pass  # too large for the mapping, or against the configuration: use the general code below
+                pass  # the output does not fit the mapping, or is invalid: the general code below handles both
         try:
             shape = tuple(map(index, shape))
             numpy_dtype = np.dtype(dtype)
@@ -177,15 +177,15 @@ class AnsweredRequest(ReceivedRequest):
         self.outputs[name] = output
 
     def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputSpan] | None:
-        """Return the place for an output, not of strings, in the client's memory; None if there is not enough room."""
+        """Return the place in the client's memory for an output that is not strings; None if the room is too small."""
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
             return None
         return self._memories[span.region], span._replace(byte_size=byte_size)
 
-    def commit(self, *, needs_all: bool = True) -> None:  # one function, as begin()
-        """Copy the outputs to their places, or start to, and make the response; ModelError if an output is missing."""
+    def commit(self, *, needs_all: bool = True) -> None:  # one function, for speed, as begin()
+        """Copy outputs to their places (GPUs may finish later) and make the response; ModelError if one is missing."""
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
@@ -223,11 +223,11 @@ class AnsweredRequest(ReceivedRequest):
             self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[int] = ()) -> None:
-        """Write the results; the client may use the memory after GPUs reach the events of these further regions."""
+        """Write the results; the client uses the memory only after the CUDA events of the regions in ``events``."""
         self._is_open = False
         further = self._further
         if further is not None:
-            self.outputs = {}  # their views would keep the memory mapped
+            self.outputs = {}  # the views of the outputs would keep the memory mapped
             further.unmap_passing()
         slot = self._slot
         if slot is not None:
@@ -251,7 +251,7 @@ class AnsweredRequest(ReceivedRequest):
             self.response = self._context.backend.error_response(error)
         finally:
             if self._further is not None and self._further.passing:
-                _forget_locals(error)  # views among them would keep the memory mapped
+                _forget_locals(error)  # views among the local variables would keep the memory mapped
             self._abort()
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
@@ -269,11 +269,11 @@ class AnsweredRequest(ReceivedRequest):
     ) -> Output:
         region, offset, byte_size = span
         view = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
-        assert view is not None  # callers checked the size, and strings on a GPU were refused
+        assert view is not None  # callers have checked the size, and put no strings on a GPU
         return Output(view, self._encode(name, dtype, shape, span), region)
 
     def _encode(self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan | None = None) -> bytes:
-        """Return the entry of an output in the results; without a span, the output is in the response."""
+        """Return an output's entry in the results; without a span, the entry refers to the response."""
         shape = self._context.spec.outputs[name].reshaped(shape)
         form = self._context.outputs.get(name) or TensorForm.of(name, dtype, len(shape))
         return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
@@ -288,7 +288,7 @@ class AnsweredRequest(ReceivedRequest):
             return backend.output(name, context.arrays.to_host(view, self.devices))
         if not isinstance(view, StringsView):
             return backend.output(name, view.array)
-        try:  # as bytes if the client reads the shape in the results
+        try:  # send encoded bytes if the client can read the shape in the results
             as_bytes = self._has_results and self._slot is not None
             return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if as_bytes else view.numpy())
         except TensorError as error:
@@ -318,13 +318,13 @@ class AnsweredRequest(ReceivedRequest):
         return self._at(name, BYTES, strings.shape, place)._replace(was_copied=True)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
-        """Return an output over an input's memory; None if ``source`` (the bytes, of strings) does not lie in one."""
+        """Return an output in an input's memory; None if ``source``, an array or encoded strings, lies in no input."""
         nbytes, itemsize = source.nbytes, dtype.itemsize or 1
         if not nbytes or self._slot is None or name not in self._rooms or self.table is None:
-            return None  # or the client would not read in the results where the output lies
+            return None  # a client without a slot and room for the output does not look for its place in the results
         for span in self.table.inputs.values():
             offset = self._memories[span.region].offset_of(source)
-            if offset is None or offset % itemsize:  # bytes that are viewed as larger elements may be misaligned
+            if offset is None or offset % itemsize:  # a part of an input may be misaligned for larger elements
                 continue
             if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
                 return self._at(name, dtype, shape, OutputSpan(span.region, offset, nbytes), writable=False)
@@ -334,7 +334,7 @@ class AnsweredRequest(ReceivedRequest):
         return self._context.arrays.adopt(value, self._device_uses())
 
     def _fill(self, view: TensorView, source: Any) -> bool:
-        """Copy an array of the host or of a GPU to a view, unless it is the same memory; return whether it copied."""
+        """Copy an array, on the host or a GPU, to a view, unless both are one memory; return whether it was copied."""
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
             target = view.numpy()
             is_there = target.__array_interface__["data"][0] == source.__array_interface__["data"][0]
@@ -350,17 +350,17 @@ class AnsweredRequest(ReceivedRequest):
         return True
 
     def _abort(self) -> None:
-        """End the call without results; if another model may still use its memory, the client must find that out."""
+        """End the call without results; if others may use its memory, leave it uncompleted, to spoil the memory."""
         self._is_open = False
         if self._pending:
             for forwarding in self._pending:
-                forwarding.give_up()  # first: no request that begins from now on may use the memory
+                forwarding.give_up()  # before the release, so that no other model begins to use memory that is released
             self._release()
             return
-        if self.devices:  # afterwards the memory is the client's, and a GPU may still write there
+        if self.devices:  # a GPU may still write to memory that the client gets back below
             try:
                 self.devices.wait()
-            except ShmError:  # it may write for ever: a request without completion spoils its memory
+            except ShmError:  # the GPU may write for ever: a request that is not completed spoils its memory
                 self.devices.leave()
                 self.outputs = {}
                 self._release()
@@ -371,7 +371,7 @@ class AnsweredRequest(ReceivedRequest):
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Clear the local variables that an error's tracebacks keep, and those of its causes."""
+    """Clear the local variables that the tracebacks of an error and of its causes keep alive."""
     each: BaseException | None = error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:

@@ -1,4 +1,4 @@
-"""One request as the model sees it: the same on every path."""
+"""One request as ``model.py`` sees it: the same object whether or not the client shares memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Call(AnsweredRequest):
         self.end()
 
     def _finish(self) -> None:
-        """Finish the call on exit from its block, before it waits for GPUs."""
+        """Finish the call when its block ends; ``__exit__`` waits for GPUs afterwards."""
         self.commit()
 
     def __repr__(self) -> str:
@@ -312,7 +312,7 @@ class Call(AnsweredRequest):
             raise self._not_open()
         if self._pending is None:
             self._pending = set()
-        if self.devices:  # the other model has streams of its own
+        if self.devices:  # the other model's streams do not wait for this call's streams
             self.devices.wait()
         own = self._parameters
         callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def check_rows(table: Table, carried: int | None) -> None:
-    """Raise BatchSizeError unless every input has as many rows as the batch carrier says."""
+    """Raise BatchSizeError unless every input has ``carried`` rows, the number that the batch carrier gives."""
     for name, span in table.inputs.items():
         if not span.shape or span.shape[0] != carried:
             if not span.shape:
@@ -45,7 +45,7 @@ def check_rows(table: Table, carried: int | None) -> None:
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
-    """Raise TensorError or TableError unless a table fits the model and the memory of its regions, in their order."""
+    """Raise TensorError or TableError unless a table fits the model and ``memories``, the memory of each region."""
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)
         end = tensor.fixed_end
@@ -72,19 +72,19 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
 
 
 def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
-    """Raise TableError if a request names memory in a parameter, and the model does not serve the direct path."""
+    """Raise TableError for ``parameter``, which names memory, if the model does not serve the direct path."""
     if spec.paths is not None and DIRECT not in spec.paths:
         raise TableError(parameter, "a value", f"none: model {spec.name!r} does not serve the direct path")
 
 
 def shares_no_memory(spec: ModelSpec) -> TableError:
-    """Return the error for a request without shared memory, to a model that serves the direct path only."""
+    """Return the error for a request that names no shared memory, although the model serves only the direct path."""
     allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
     return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
 def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
-    """Raise unless a span is inside the data of a further region, whose size is known only after opening it."""
+    """Raise TableError unless a span lies in a further region's data, whose size is known only once it is open."""
     if not memory.data_begin <= offset <= memory.byte_size - byte_size:
         found = f"{byte_size} bytes at offset {offset}"
         raise TableError(field, found, f"bytes from {memory.data_begin} to {memory.byte_size}, its region's data")
@@ -95,7 +95,7 @@ def _odd_address(field: str, offset: int, itemsize: int) -> TableError:
 
 
 def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
-    """Return the data type of an output; ModelError if the configuration has no such output."""
+    """Return an output's data type; ModelError if the configuration has no output of this name, type and shape."""
     try:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.output(name).check(dtype, shape)
@@ -119,7 +119,7 @@ def not_written(spec: ModelSpec, name: str) -> ModelError:
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return a user's value for output ``name`` as a NumPy array or, if it is on a GPU, the result of ``adopt``."""
+    """Return the value that ``model.py`` gave for an output as a NumPy array; ``adopt`` converts a value on a GPU."""
     if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
     if isinstance(value, TensorView):

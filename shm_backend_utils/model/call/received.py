@@ -43,32 +43,32 @@ from .checks import check_direct_is_served, check_rows, check_table, shares_no_m
 __all__ = ["Output", "ReceivedRequest"]
 
 _OURS: Final = "shm_"  # the prefix of this package's parameters
-_NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
+_NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no tensor lies in it
 
-# What json.loads does, without its wrappers.
+# The scanner inside json.loads. Calling the scanner directly saves time in every request.
 scan_json: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 
 
 class Output(NamedTuple):
     """One output that ``model.py`` has made."""
 
-    view: TensorView  # of its memory
-    encoded: bytes = b""  # its entry in the results; made on commit if it is in the response
-    region: int | None = None  # where it lies; None if it goes back through Triton
-    source: Any = None  # a DeviceArray that model.py fills instead of the view; copied on commit
-    was_copied: bool = False  # into the view's memory
+    view: TensorView  # of the output's memory
+    encoded: bytes = b""  # the output's entry in the results; commit() makes it if the output is in the response
+    region: int | None = None  # the region that holds the output; None if the output goes back through Triton
+    source: Any = None  # a DeviceArray that model.py fills instead of the view; commit() copies it there
+    was_copied: bool = False  # whether the library copies the values, to the view's memory or through Triton
 
 
 class ReceivedRequest:
-    """The half of a :class:`Call` that reads: from the client's memory, or from Triton's tensors."""
+    """The half of a :class:`Call` that reads inputs: from the client's memory, or from Triton's tensors."""
 
     _made_by = "open"
 
-    # Class attributes hold the defaults, so that a call sets less. Code replaces them and never modifies them.
-    _is_open: bool | None = None  # None before it begins
+    # The defaults are class attributes, so that making a call is fast. Methods replace them, and never modify them.
+    _is_open: bool | None = None  # None until the call begins
     _parameters: dict[str, Any] | None = None
     _tensors: dict[str, Any] | None = None
-    _requested: list[str] | None = None  # names of the requested outputs, cached if asked for more than once
+    _requested: list[str] | None = None  # the requested outputs; only streams keep them, for all responses
     _notice = ""
     _slot: Slot | None = None
     _generation = 0
@@ -78,7 +78,7 @@ class ReceivedRequest:
     _pending: set[Forwarding] | None = None
     _response_parameters: dict[str, str | bool | int] | None = None
     _rooms: Mapping[str, OutputSpan] = MappingProxyType({})
-    _has_results = True  # whether the client reads the results in its slot, if it has one
+    _has_results = True  # whether a client with a slot reads the results there
     _results = NO_RESULTS
     table: Table | None = None
     devices: DeviceUses | None = None
@@ -90,8 +90,8 @@ class ReceivedRequest:
         self._request = request
         self.outputs: dict[str, Output] = {}
 
-    def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function: each function call costs every request
-        """Accept the request and take its slot; ShmError if it cannot be served, and then the call holds nothing."""
+    def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function, as each more would slow down every request
+        """Accept the request and take its slot; after a ShmError, the call holds none of the client's memory."""
         context = self._context
         if context.fills_slots and not self._request.requested_output_names():
             raise ProbedError("Triton fills an empty slot of a batch with this request, and drops the answer")
@@ -131,7 +131,7 @@ class ReceivedRequest:
                         check_rows(table, rows)
                     if not table.fits:
                         check_table(spec, table, self._memories)
-                        if spec is not context.spec:  # as Triton would in band
+                        if spec is not context.spec:  # reshape inputs, as Triton does in band
                             reshaped = {
                                 n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
                             }
@@ -145,7 +145,7 @@ class ReceivedRequest:
                     self._rooms = table.outputs
             except BaseException:
                 if self._further is not None:
-                    self._further.unmap_passing()  # no GPU has begun with it
+                    self._further.unmap_passing()  # no GPU has used this memory yet
                 self._release()
                 raise
         if self.table is None and not context.takes_delivered:
@@ -184,14 +184,14 @@ class ReceivedRequest:
                 memory = self._memories[region]
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.array, memory.begin + offset)
-                    array.setflags(write=False)  # a read-only buffer is slower: NumPy raises and drops an error
+                    array.setflags(write=False)  # a read-only buffer is slower: NumPy then raises and drops an error
                     found = InputView(name, array, dtype, DIRECT, memory.memory_type)
                     found.table = table
                     return found
                 if name in self._strings:
                     return self._strings[name]
                 view = memory.view(name, offset, byte_size, dtype, shape, writable=False)
-                assert view is not None  # begin() checked its size, and refused strings on a GPU
+                assert view is not None  # begin() has checked the input's size, and refuses strings on a GPU
                 return view
         view = self._delivered(name)
         if view is None:
@@ -206,27 +206,27 @@ class ReceivedRequest:
         return self._delivered(name)
 
     def read_strings(self) -> None:
-        """Read the strings in the client's memory once, for later :meth:`input` calls; TensorError for bad lengths."""
+        """Read all strings in the client's memory now, for later :meth:`input` calls; TensorError for bad lengths."""
         table = self.table
         if table is not None:
             texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
             self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
-        """Return where an input lies in the client's memory; None if it is not there."""
+        """Return the memory and the span of an input in the client's memory; None if the input is not there."""
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
 
     @property
     def event_regions(self) -> dict[int, tuple[int, int]]:
-        """The further regions whose CUDA events can tell the client that all work is done; empty if they cannot."""
+        """The event and GPU of each further region, if events can show the client the end of all work; else empty."""
         uses, table, found = self.devices, self.table, dict[int, tuple[int, int]]()
         if self._slot is None or table is None or self._further is None or self._further.passing:
             return found
         if not uses or not uses.are_named or uses.reads_host:
             return found
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
-            return found  # memory of the host has no event
+            return found  # an output on the host has no event
         for number, (claim, memory) in enumerate(zip(table.regions, self._memories[1:], strict=True), 1):
             if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
                 if not claim.event or not memory.mapping.event:
@@ -236,7 +236,7 @@ class ReceivedRequest:
         return found if has_room else {}
 
     def _find_slot(self, address: Any) -> Slot | None:
-        """Return the slot of an address that is new to this session; None without one, or if it names another model."""
+        """Return the slot of an address that is new to this session; None without an address or for another model."""
         if address is None:
             return None
         if address == ALIVE_ADDRESS:
@@ -250,7 +250,7 @@ class ReceivedRequest:
         return self._context.resolver.open_slot(address, parsed)
 
     def _named_table(self, descriptor: Any) -> Table | None:
-        """Return the table of a request that names registered regions; None if it is for another model."""
+        """Return the table in a descriptor of registered regions; None if the descriptor is for another model."""
         model, table = parse_descriptor(descriptor)
         spec = self._context.spec
         if model != spec.name:
@@ -269,7 +269,7 @@ class ReceivedRequest:
             return
         self._further = self._context.resolver.open_further(table, self._slot)
         self._memories = (*self._memories, *self._further.memories)
-        # A lender that gives up a request first raises its own slot's generation. So check it again after borrowing.
+        # A lender that gives up first raises its slot's generation. So compare the generation again after borrowing.
         if self._further.borrowed and self._slot is not None and self._slot.record.generation != self._generation:
             raise stale()
         spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *table.outputs.values()]
@@ -290,7 +290,7 @@ class ReceivedRequest:
         return tensors
 
     def _delivered(self, name: str) -> TensorView | None:
-        """Return an input that Triton delivered, read-only; None if missing; ModelError for a name of no input."""
+        """Return a read-only view of an input that Triton delivered; None if missing, ModelError if unknown."""
         spec = self._context.spec
         tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
         if tensor_spec is None:
@@ -327,7 +327,7 @@ class ReceivedRequest:
         return ClosedError("this call", "copy data to keep before the call ends, for example with np.array(view)")
 
     def _release(self) -> None:
-        """Release the request's memory, and leave its slot's record as it is."""
+        """Release the request's memory without writing to the slot's record, so that the client sees no completion."""
         self._is_open = False
         if self._further is not None:
             self._further.release()

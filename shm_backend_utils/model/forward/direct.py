@@ -1,4 +1,4 @@
-"""A request to another model on shared memory: the client's own, lent until it ends, and a slot of this model."""
+"""A request to another model on shared memory: on a slot of this model, and on the client's memory, which is lent."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ __all__ = ["DirectForwarding", "Lending", "LentMemory", "lendable"]
 class LentMemory(NamedTuple):
     """Memory of the request that this model executes, which it can lend to another model."""
 
-    claim: RegionClaim  # as in a table; its fence is a region number of this request
-    memory: Memory  # its mapping in this process
-    extents: tuple[tuple[int, int], ...]  # of the request's tensors; its slot does not fence the rest
+    claim: RegionClaim  # as in a table; the fence is the number of a region of this request
+    memory: Memory  # this process' mapping of the memory
+    extents: tuple[tuple[int, int], ...]  # of the request's tensors; the request's slot fences nothing else
 
 
 class Lending:
-    """The further regions, from 1 on, of a request to another model; ``own`` are those to lend, None for none."""
+    """The further regions of a request to another model; ``own`` are the regions to lend, None to lend nothing."""
 
     def __init__(self, own: Sequence[LentMemory | None] | None, pool: SlotPool) -> None:
         self._own = own
         self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
         self.claims: list[RegionClaim] = []  # in the order of the table
-        self.memories: list[Memory] = []  # their mappings in this process
+        self.memories: list[Memory] = []  # this process' mappings of the regions in claims
 
     def place_of(self, array: Any) -> tuple[int, int] | None:
-        """Return the region and offset of a C-contiguous array; None if it is not in memory that can be lent."""
+        """Return the region and offset of a C-contiguous array; None if this model cannot lend the array's memory."""
         if self._own is None or not array.nbytes:
             return None
         for number, lent in enumerate(self._own):
@@ -80,7 +80,7 @@ class Lending:
         claim = lent.claim
         if isinstance(claim, CudaRegionClaim):
             fence = None if claim.fence is None else self._lend_own(claim.fence)
-            claim = replace(claim, fence=fence, event=b"")  # the other model must wait for its GPU: this one would not
+            claim = replace(claim, fence=fence, event=b"")  # no event: only clients wait for events, not this model
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:
@@ -95,7 +95,7 @@ class Lending:
 def lendable(
     slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[Memory]
 ) -> list[LentMemory | None]:
-    """Return the regions of a request that can be lent; ``slot`` is the claim of its slot's region."""
+    """Return the regions of a request that can be lent; ``slot`` is the claim of the region with the request's slot."""
     extents: list[list[tuple[int, int]]] = [[] for _ in memories]
     spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *rooms.values()]
     for span in spans:
@@ -108,11 +108,11 @@ def lendable(
 
 _GROUP: Final = "forward"
 _BYTE: Final = np.dtype(np.uint8)
-_BYTES_IN_RESPONSE: Final = "UINT8"  # the type of strings that found no room
+_BYTES_IN_RESPONSE: Final = "UINT8"  # the type of strings that come in the response, for lack of room
 
 
 class DirectForwarding(Forwarding):
-    """A request to a model that maps memory; tensors that :class:`Lending` cannot lend are copied to a slot."""
+    """A request to a model that maps shared memory; tensors that :class:`Lending` cannot lend lie in a slot."""
 
     again: Callable[[], DirectForwarding] | None = None  # makes the same request in other memory, if possible
 
@@ -185,7 +185,7 @@ class DirectForwarding(Forwarding):
         self._slot.give_up()
 
     def spoil_lost_memory(self, response: Any) -> str:
-        """Spoil this memory if the other model could not open it, and return its message; else return an empty text."""
+        """Spoil the memory if the other model could not open it, and return its error message; else an empty text."""
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or not self._slot.fence_unstarted():
             return ""

@@ -83,7 +83,7 @@ class Forwarder:
         self._specs = ModelSpecs(server_url)
         self._inline_bytes = inline_bytes
         self._pool = SlotPool(PoolOptions(region="system"))
-        self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # since the last call that found memory
+        self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # messages since the last call that found memory
         self._learned: dict[str, LearnedSizes] = {}  # by model
 
     def begin(
@@ -96,7 +96,7 @@ class Forwarder:
         callers: str,
         own: Callable[[], Sequence[LentMemory | None]],
     ) -> Forwarding:
-        """Return a request to execute; ``callers`` is the chain so far, and ``own`` returns the regions to lend."""
+        """Return a request to execute; ``callers`` is the chain of models so far, ``own`` finds the regions to lend."""
         if parameters and (ours := _OURS & parameters.keys()):
             raise ModelError(f"parameter {min(ours)!r} is written by the session itself; leave it out")
         chain = f"{callers}/{self._model}" if callers else self._model
@@ -135,19 +135,19 @@ class Forwarder:
             forwarding = make(Lending(lent, self._pool))
         except (BudgetError, NoSharedMemoryError):
             if not any(learned.get(name) for name in names):
-                raise  # else the learned sizes are too large: try without them, and let outputs overflow
+                raise  # otherwise learned sizes may be too large: try without them, and let outputs overflow
             make = partial(self._begin_direct, asked, {})
             forwarding = make(Lending(lent, self._pool))
         forwarding.again = partial(make, Lending(None, self._pool))
         return forwarding
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Execute a request and return the outputs; if interrupted, it stays in ``pending``."""
+        """Execute a request and return the outputs; a request that is interrupted stays in ``pending``."""
         pending.add(forwarding)
         try:
             response = forwarding.request.exec()
         except Exception:
-            forwarding.give_up()  # should Triton have it executed later
+            forwarding.give_up()  # in case Triton executes the request later after all
             pending.discard(forwarding)
             raise
         pending.discard(forwarding)
@@ -160,7 +160,7 @@ class Forwarder:
         try:
             response = await forwarding.request.async_exec()
         except Exception:
-            forwarding.give_up()  # should Triton have it executed later
+            forwarding.give_up()  # in case Triton executes the request later after all
             pending.discard(forwarding)
             raise
         pending.discard(forwarding)
@@ -172,8 +172,8 @@ class Forwarder:
         try:
             found = forwarding.result(response)
         except Exception:
-            forwarding.give_up()  # an error from Triton itself does not stop the other model from executing it later
-            self._specs.forget(forwarding.model)  # its configuration may have changed
+            forwarding.give_up()  # after an error of Triton itself, the other model may still execute the request
+            self._specs.forget(forwarding.model)  # the other model's configuration may have changed
             raise
         if forwarding.overflowed or forwarding.model in self._learned:
             learned, rows = self._learned.setdefault(forwarding.model, LearnedSizes(_HEAD_ROOM)), forwarding.rows
@@ -194,7 +194,7 @@ class Forwarder:
             )
 
     def _rows_in_band(self, asked: Asked, spec: ModelSpec, learned: Mapping[str, int]) -> int | None:
-        """Return the number of rows of a request with small tensors; None if they are large, or one is on a GPU."""
+        """Return the rows of a request that can go in band; None if tensors are too large, strings, or on a GPU."""
         given, most = asked.inputs, spec.max_batch_size
         rows: int | None = None
         byte_size, fits = 0, True
@@ -206,7 +206,7 @@ class Forwarder:
                 fits = fits and rows in (None, each.shape[0])
                 rows = each.shape[0]
         if not fits or (most and not (rows and rows <= most)):
-            lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises
+            lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises the error that says which tensor is wrong
         rows = rows or 1
         for name in asked.names:
             tensor, hint = spec.outputs.get(name) or spec.output(name), asked.hints.get(name)
@@ -227,7 +227,7 @@ class Forwarder:
             raise
 
     def _again(self, forwarding: DirectForwarding, response: Any) -> Forwarding | None:
-        """Return the request in other memory, if the other model could not open this memory and has not begun."""
+        """Return the request in other memory if the other model could not open this memory; else None."""
         lost = forwarding.spoil_lost_memory(response)
         if not lost:
             self._failures.clear()

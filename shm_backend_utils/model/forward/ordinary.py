@@ -32,9 +32,9 @@ ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
 
 
 class Given:
-    """An input from ``model.py``, checked against the other model if that is known. Strings are an array of bytes."""
+    """An input from ``model.py``, checked against the other model if its spec is known. Strings are encoded bytes."""
 
-    device: int | None = None  # as of a CallInput
+    device: int | None = None  # the layout reads this as it reads CallInput.device
     is_lent = False
 
     def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
@@ -66,13 +66,13 @@ class Given:
                 tensor.check(self.dtype, self.shape)
 
     def bytes_on_host(self) -> npt.NDArray[Any]:
-        """Return the array, copied to the host if it is on a GPU; of strings, their encoded bytes."""
+        """Return the array (for strings, the encoded bytes) on the host, copied if it is on a GPU."""
         if isinstance(self.array, np.ndarray):
             return self.array
         return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
-        """Return the array, copied to the host if it is on a GPU; of strings, an array of ``bytes`` objects."""
+        """Return the array (for strings, an array of ``bytes`` objects) on the host, copied if it is on a GPU."""
         return self.bytes_on_host() if self.strings is None else self.strings.numpy()
 
 
@@ -95,18 +95,18 @@ class Asked(NamedTuple):
     version: str  # empty if the server chooses
     other: OtherModel | None  # None if its configuration is unknown
     inputs: Mapping[str, Given]
-    hints: Mapping[str, TensorView | int | None]  # the user's view to write to, or number of bytes
-    names: Sequence[str]  # of the outputs to return
+    hints: Mapping[str, TensorView | int | None]  # for an output: a view to write to, or a number of bytes to reserve
+    names: Sequence[str]  # the names of the outputs to return
     parameters: Mapping[str, Any]
 
 
 class Forwarding(ABC):
     request: Any  # the Python backend's request, to be executed
-    rows = 1  # of its inputs, if the model has batches
+    rows = 1  # the number of rows of the inputs, if the model has batches
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
-        self.overflowed: dict[str, int] = {}  # set by result(): outputs that found no room, and their sizes
+        self.overflowed: dict[str, int] = {}  # result() records the sizes of outputs that had no room
         self._spec = None if asked.other is None else asked.other.spec
         self._asked = asked
         self._backend = backend
@@ -117,10 +117,10 @@ class Forwarding(ABC):
         """Return the outputs; ForwardError if the other model refused or failed the request."""
 
     def give_up(self) -> None:  # noqa: B027  # in-band tensors were copied: nothing to do
-        """Make the other model refuse the request, if it uses the client's memory and the model has not begun."""
+        """Make the other model refuse a request on shared memory that the model has not begun."""
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
-        """Return the outputs in a response; ForwardError if it is an error, PeerError if an output is unreadable."""
+        """Return the outputs in a response; ForwardError if the model failed, PeerError if an output is unreadable."""
         if response.has_error():
             said = response.error()
             text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
@@ -142,7 +142,7 @@ class Forwarding(ABC):
         return found
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
-        """Return an output, copied to the user's view if there is one."""
+        """Return an output; if the user gave a view for it, copy the output there and return the user's view."""
         target = self._asked.hints.get(name)
         if not isinstance(target, TensorView):
             return view
@@ -162,7 +162,7 @@ class Forwarding(ABC):
 
 
 class OrdinaryForwarding(Forwarding):
-    """A request in band, for models without shared memory and small tensors; outputs over ``most_bytes`` overflow."""
+    """A request in band, for a model without shared memory or small tensors; outputs over ``most_bytes`` overflow."""
 
     def __init__(
         self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays, most_bytes: float = math.inf
@@ -200,6 +200,6 @@ def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArray
     if is_on_gpu(value):
         return arrays.adopt(value)
     array = untyped_array(name, value) if spec is None else whole_array(spec, spec.input(name), value)
-    if spec is not None:  # before objects are read as strings: the model may take numbers
+    if spec is not None:  # check before reading objects as strings: the model may take numbers
         spec.input(name).check(dtypes.from_numpy(array.dtype, name), array.shape)
     return Strings.of(name, array) if array.dtype.kind in "OSU" else array

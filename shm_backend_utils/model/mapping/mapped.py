@@ -2,7 +2,7 @@
 
 A mapping is closed when neither the registry nor a call refers to it any more. So a region that its owner has
 abandoned, or whose name now means another region, is unmapped after its last use. Arrays keep the memory mapped, but
-no file descriptor.
+do not keep the file descriptor open.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProbeFound(Exception):  # noqa: N818  # not an error: the code that answer
 
 
 class MappedRegion:
-    """One mapping, closed with its last reference; for GPU memory, ``fence`` is the region whose slot fences it."""
+    """One mapping, closed when nothing refers to it; ``fence`` is the region with the slot that fences GPU memory."""
 
     __slots__ = (
         "__weakref__",
@@ -70,9 +70,9 @@ class MappedRegion:
         self.managed = opened if isinstance(opened, ManagedRegion) else None  # None for a foreign region
         self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
         self.memory = _memory_of(opened)  # the whole mapping, writable
-        self.names: set[str] = set()  # its names in the registry
+        self.names: set[str] = set()  # the mapping's names in the registry
         self.addresses: list[str] = []  # the addresses of its slots, as requests name them
-        self.use_count = 0  # calls that use it as a further region; the registry counts them
+        self.use_count = 0  # the number of calls that use the mapping as a further region
         self.last_use = time.monotonic()
 
     @property
@@ -81,7 +81,7 @@ class MappedRegion:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the owner has unlinked it, or has died. For device memory, the fencing region tells."""
+        """Whether the owner has unlinked the region, or has died. GPU memory is abandoned with its fencing region."""
         if isinstance(self.segment, CudaMapping):
             return self._fence is not None and self._fence.is_abandoned
         return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
@@ -93,13 +93,13 @@ class MappedRegion:
                 self.memory.memory_type = MemoryType.CPU_PINNED
 
     def know_space_of(self, opened: MappedRegion) -> None:
-        """Adopt the allocated size that another mapping of the same object has found, for example of another part."""
+        """Adopt the allocated size that a newer mapping of the same object has found, if that size is larger."""
         mine, other = self.segment, opened.segment
         if isinstance(mine, MappedSegment) and isinstance(other, MappedSegment):
             mine.space = max(mine.space, other.space)
 
     def close_unused(self) -> None:
-        """Unmap unused GPU memory now, because its owner may free it as soon as the answer arrives."""
+        """Unmap GPU memory that was never used: the owner may free the memory as soon as the answer arrives."""
         if isinstance(self.segment, CudaMapping):
             self.segment.close_unused()
 
@@ -112,7 +112,7 @@ class MappedRegion:
 
 
 class Slot:
-    """A slot of a managed region, with its constant properties; it keeps the region mapped. One request at a time."""
+    """A slot of a managed region, for one request at a time. It caches constants and keeps the region mapped."""
 
     __slots__ = (
         "_block_count",
@@ -134,18 +134,18 @@ class Slot:
         assert isinstance(memory, HostMemory)
         self.region = region
         self.number = number
-        self.memory = memory  # of the whole region: the offsets of spans count from its beginning
+        self.memory = memory  # the whole region, because the offsets of spans count from its beginning
         self.memories: tuple[Memory, ...] = (memory,)  # for a request without further regions
         self.record: SlotRecord = managed.record(number)
-        self.lease = managed.lease(number)  # held from claim() on, until the request ends
+        self.lease = managed.lease(number)  # this process holds the lease from claim() until the request ends
         self._fd = managed.segment.fileno()
-        self._is_sealed = isinstance(managed.segment, SealedSegment)  # it has no name: its owner's lease shows its end
+        self._is_sealed = isinstance(managed.segment, SealedSegment)  # it has no name: a lease shows a living owner
         self._byte_size = managed.header.byte_size
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the lease and return the checked table; the caller gives the lease back, also after ProbeFound."""
+        """Take the slot's lease and return the checked table; the caller gives the lease back, even on ProbeFound."""
         status = os.fstat(self._fd)
         if not status.st_nlink and (
             not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
@@ -174,7 +174,7 @@ class Slot:
                 if isinstance(error, TableError):
                     self._look_again(data, generation)
             except ProbeFound as probe:
-                raise probe from None  # the lease is held
+                raise probe from None  # the code that catches it gives the lease back
             except BaseException as better:
                 self.lease.give_back()
                 raise better from None
@@ -183,7 +183,7 @@ class Slot:
         return said
 
     def _look_again(self, data: bytes, generation: int) -> None:
-        """Raise a clearer error than TableError if the record holds another request's table, or a probe."""
+        """Raise StaleRequestError if the record holds another request's table, and ProbeFound if it holds a probe."""
         if int.from_bytes(data[:8], "little") != generation:
             raise stale()
         if is_probe(data):

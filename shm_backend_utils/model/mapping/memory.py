@@ -25,15 +25,15 @@ __all__ = ["DeviceMemory", "HostMemory", "InputView", "Memory", "Pinning"]
 
 
 class InputView(TensorView):
-    """An input in the client's memory, on the host, not of strings."""
+    """An input, not of strings, that lies in the client's host memory."""
 
     __slots__ = ("table",)
 
-    table: Table  # its request's; put() only passes on memory of the same request
+    table: Table  # the table of the input's request: put() passes on memory of the same request only
 
 
 class HostMemory:
-    """Host memory: a mapping, or a part of ``byte_size`` bytes from ``begin`` on. Every view keeps the mapping."""
+    """Host memory: a whole mapping, or ``byte_size`` bytes of it from ``begin`` on. Every view keeps it mapped."""
 
     __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type")
 
@@ -50,21 +50,21 @@ class HostMemory:
         self.begin = begin
         self.byte_size = array.nbytes - begin if byte_size is None else byte_size
         self.data_begin = data_begin  # the smallest offset that a tensor may have
-        self.address: int = array.__array_interface__["data"][0] + begin  # of offset 0
+        self.address: int = array.__array_interface__["data"][0] + begin  # the address of offset 0
         self.device = None
 
     def part(self, begin: int, byte_size: int) -> HostMemory:
-        """Return ``byte_size`` bytes of it from an offset on, all of them data."""
+        """Return the part of ``byte_size`` bytes from an offset on; tensors may lie anywhere in this part."""
         return HostMemory(self.array, self.memory_type, self.begin + begin, byte_size)
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """Return all of it as a writable array of bytes."""
+        """Return the memory as a writable array of bytes."""
         return self.array[self.begin : self.begin + self.byte_size]
 
     def view(
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
-        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes."""
+        """Return a tensor at an offset; None if the tensor needs more than ``byte_size`` bytes."""
         begin = self.begin + offset
         if dtype is BYTES:
             encoded = self.array[begin : begin + byte_size]
@@ -82,12 +82,12 @@ class HostMemory:
         return int(array.__array_interface__["data"][0] - self.address)
 
     def follows(self, other: Memory) -> bool:
-        """Return whether both lie in one mapping, so that spans in both can be one view."""
+        """Return whether this memory and ``other`` lie in one mapping, so that one view can cover spans of both."""
         return isinstance(other, HostMemory) and other.array is self.array
 
 
 class DeviceMemory:
-    """GPU memory: another process' allocation, mapped, or the part of it that a request names."""
+    """GPU memory: the mapped allocation of another process, or the part of the allocation that a request names."""
 
     __slots__ = ("address", "begin", "byte_size", "data_begin", "device", "mapping")
 
@@ -108,7 +108,7 @@ class DeviceMemory:
     def view(
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
-        """Return a tensor at an offset; None for strings, or if it would need more than ``byte_size`` bytes."""
+        """Return a tensor at an offset; None for strings, or if the tensor needs more than ``byte_size`` bytes."""
         if dtype is BYTES or math.prod(shape) * dtype.itemsize > byte_size:
             return None
         array = self._array(self.address + offset, shape, dtype.numpy, writable=writable)
@@ -140,7 +140,7 @@ class Pinning:
         self._has_warned = False
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
-        """Pin a whole mapping; return a function that has the next ``collect`` unpin it, or None if pinning fails."""
+        """Pin a whole mapping; return a function that makes the next ``collect`` unpin it, or None if pinning fails."""
         address = memory.__array_interface__["data"][0]
         try:
             runtime = self._cuda.runtime

@@ -10,8 +10,8 @@ any file                     a regular file in /dev/shm, no symbolic link, or se
 by key                       our prefix; a ready header that fits the file; the header's token; an existing slot
 by key, sealed               the named socket belongs to an allowed user, and hands over a memfd
 by CUDA handle               this process sees the GPU; the allocation is as large as claimed; a slot of a region that
-                             is named by key fences it, unless unfenced memory is allowed; while memory is lent
-                             for one request, a lease on the slot tells the client
+                             is named by key fences it, unless unfenced memory is allowed; a lease on the slot
+                             shows the client that memory lent for one request is in use
 by name                      registered at the server; neither a managed region, which needs its token, nor memory of
                              the Python backend itself
 ===========================  =========================================================================================
@@ -39,7 +39,7 @@ __all__ = ["ask", "borrow_slot", "check_slot", "open_cuda", "open_managed", "ope
 
 
 def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
-    """Show the client that this process uses the memory that was lent with this slot."""
+    """Take a lease on a slot, which shows the client that this process uses the memory lent with the slot."""
     lease = borrow(region.segment.fileno(), region.record_offset(slot))
     if lease is None:
         raise StaleRequestError("the client takes back the memory that was lent to this model")
@@ -47,7 +47,7 @@ def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
 
 
 def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: str) -> ManagedRegion:
-    """Open a managed region; the protocol has checked the key, and errors name the ``field``."""
+    """Open a managed region, whose key the protocol has checked; errors name the ``field``."""
     sealed = parse_sealed_key(key)
     if sealed is None:
         file = SharedFile.open(key, field)
@@ -61,7 +61,7 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
 def open_cuda(
     claim: CudaRegionClaim, fence: tuple[ManagedRegion, int] | None, config: Config, cuda: CudaAccess, field: str
 ) -> CudaMapping:
-    """Map the device memory of a claim, with its event; a lease on the fencing slot marks it as in use."""
+    """Map the GPU memory of a claim and open its event; a lease on the fencing slot shows that the memory is in use."""
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
@@ -71,7 +71,7 @@ def open_cuda(
         segment = fence[0].segment
         lease = borrow_slot(*fence) if claim.is_for_one_request else use(segment.fileno())
         try:
-            segment.check(0, field)  # the owner unlinks, then looks for leases: one of us sees the other
+            segment.check(0, field)  # the owner unlinks, then looks for leases: it sees this lease, or check() fails
         except BaseException:
             lease.give_back()
             raise
@@ -84,7 +84,7 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
 
 
 def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
-    """Return the current registrations of names, without unknown ones; RegionRefusedError if names are not allowed."""
+    """Return the server's registrations of the names that it knows; RegionRefusedError if this model takes no names."""
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
@@ -126,7 +126,7 @@ def _is_allowed(uid: int, config: Config) -> bool:
 
 
 def _check_owner(file: SharedFile, config: Config) -> None:
-    """Raise unless an allowed user owns the file, and not every user can write to it, and so shrink it."""
+    """Raise RegionRefusedError unless an allowed user owns the file; also if every user can write to and shrink it."""
     if config.allowed_uids is None:
         return
     if not _is_allowed(file.status.st_uid, config):

@@ -1,10 +1,10 @@
 """Which regions this process has mapped, and under which names.
 
-Every region is mapped once, however many names it has: its device and inode identify it. If it is unregistered or
-abandoned while a call uses it, it is unmapped after the last use. Memory under arrays stays mapped until the arrays are
+Every region is mapped once, however many names it has: its device and inode identify it. A region that is unregistered
+or abandoned while calls use it is unmapped after the last use. Memory under arrays stays mapped until the arrays are
 gone.
 
-A model keeps nothing else from requests. The whole address finds a slot: it names region, token and number. Every
+A model keeps nothing else between requests. It finds a slot by its whole address: region, token and number. Every
 request checks the file with ``fstat``.
 """
 
@@ -30,21 +30,21 @@ from .memory import Pinning
 __all__ = ["Registry"]
 
 _RESERVE: Final = 64  # file descriptors that stay free for the model's other work
-_LOOKS: Final = 16  # they take some 50 µs
-_SHARE_DROPPED: Final = 4  # one in four of the unused regions is dropped, and not one at a time
+_LOOKS: Final = 16  # objects that one step checks for abandoned regions, in some 50 µs
+_SHARE_DROPPED: Final = 4  # drop a quarter of the unused regions at once, not one at a time
 _last_use: Final = attrgetter("last_use")
 
 
 class Registry:
-    """Maps regions under names, up to ``max_mapped_bytes``: the least recently used make room. Thread-safe."""
+    """Maps regions under names, up to ``max_mapped_bytes``: the least recently used ones make room. Thread-safe."""
 
     def __init__(self, max_mapped_bytes: int | None = None, pinning: Pinning | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
         self._pinning = pinning  # for regions that get a name
         self._lock = threading.RLock()
-        self.names: dict[str, MappedRegion] = {}  # may be read without the lock, as may slots
-        self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # also those that only calls hold
-        # The named ones, by device and inode. The first were checked least recently.
+        self.names: dict[str, MappedRegion] = {}  # code may read names and slots without the lock
+        self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # all regions, also those that only calls hold
+        # The named regions, by device and inode. The first ones were checked least recently.
         self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
         self.slots: dict[str, Slot] = {}  # by address
 
@@ -52,7 +52,7 @@ class Registry:
         """Return the region of this name; if missing, open it with ``opener``, without blocking other names."""
         region = self.live(name, field)
         if region is None:
-            self.drop_some_abandoned()  # the new mapping should not have to wait for the next sweep
+            self.drop_some_abandoned()  # abandoned regions make room for the new one now, not at the next sweep
             opened = self._open(opener)
             with self._lock:
                 region = self.live(name, field) or self._add(name, opened)
@@ -60,7 +60,7 @@ class Registry:
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
         """Return an unnamed region from ``opener``: no other request finds it, and it is unmapped after its use."""
-        self.drop_some_abandoned()  # as :meth:`obtain`
+        self.drop_some_abandoned()  # as in :meth:`obtain`
         opened = self._open(opener)
         try:
             with self._lock:
@@ -84,7 +84,7 @@ class Registry:
             return region
 
     def check_room(self, file: SharedFile) -> None:
-        """Raise MachineError if dropping unused regions cannot make room for a file; a mapped file needs no room."""
+        """Raise MachineError if dropping unused regions cannot make room for a file that is not mapped yet."""
         status = file.status
         with self._lock:
             alike = self._by_object.get((status.st_dev, status.st_ino), ())
@@ -92,7 +92,7 @@ class Registry:
                 self._to_be_dropped(status.st_size)
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
-        """Return a slot of a managed region, and keep it as long as the region has a name."""
+        """Return a slot of a managed region, and keep the slot as long as the region has a name."""
         with self._lock:
             slot = Slot(region, number)
             if region.names:
@@ -101,7 +101,7 @@ class Registry:
             return slot
 
     def unregister(self, name: str) -> None:
-        """Free a name. Its region is unmapped after its last name and its last use. A free name is fine."""
+        """Free a name. The region is unmapped when it has no name and no use left. A free name is fine."""
         with self._lock:
             region = self.names.pop(name, None)
             if region is None:
@@ -144,11 +144,11 @@ class Registry:
 
     def drop_abandoned(self) -> None:
         """Free the names of regions whose owners have unlinked them or have died."""
-        for _ in range(0, len(self._by_object), _LOOKS):  # the lock is free in between
+        for _ in range(0, len(self._by_object), _LOOKS):  # between these steps, requests can take the lock
             self.drop_some_abandoned()
 
     def drop_some_abandoned(self) -> None:
-        """Do the same for the few regions that were checked least recently: as many as a request has time for."""
+        """Do the same for the regions that were checked least recently: for as many as a request has time for."""
         with self._lock:
             for identity in list(islice(self._by_object, _LOOKS)):
                 self._by_object.move_to_end(identity)
@@ -167,13 +167,13 @@ class Registry:
         return opened
 
     def _add(self, name: str, opened: MappedRegion) -> MappedRegion:
-        """Name an opened region; return an older mapping of the same object instead if its size and kind still fit."""
+        """Name and return an opened region, or an older mapping of the same object if its size and kind still fit."""
         segment = opened.segment
         alike = self._by_object.get(segment.identity, ())
         as_large = (each for each in alike if each.segment.byte_size == segment.byte_size)
         region = next((each for each in as_large if opened.managed is None or each.managed is not None), None)
         if region is not None:
-            region.know_space_of(opened)  # pages of another part may have been allocated meanwhile
+            region.know_space_of(opened)  # pages of another part may have been allocated since
         else:
             self._make_room(segment.byte_size)
             region = opened
@@ -187,7 +187,7 @@ class Registry:
         return region
 
     def _drop_oldest_idle(self) -> None:
-        """Unmap some unused regions to free file descriptors."""
+        """Unmap the unused regions that were used least recently, a quarter of them, to free file descriptors."""
         with self._lock:
             idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
             for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
@@ -198,7 +198,7 @@ class Registry:
             self.drop(region)
 
     def _to_be_dropped(self, byte_size: int) -> list[MappedRegion]:
-        """Return the unused regions to drop for ``byte_size`` more bytes; MachineError if all are not enough."""
+        """Return unused regions to drop so that ``byte_size`` bytes fit; MachineError if dropping all is not enough."""
         limit = self._max_mapped_bytes
         if limit is None:
             return []
@@ -221,7 +221,7 @@ class Registry:
 
 
 def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
-    """Return whether few descriptors are left: a new descriptor gets the lowest free number."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # never RLIM_INFINITY, since there is fs.nr_open
+    """Return whether few descriptors are left: a new one gets the lowest free number, so its number is high then."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # never RLIM_INFINITY, because fs.nr_open bounds it
     segment = opened.segment
     return isinstance(segment, MappedSegment) and segment.fileno() >= most - min(_RESERVE, most // 4)

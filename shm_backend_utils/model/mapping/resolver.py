@@ -33,10 +33,10 @@ __all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
 class FurtherRegions:
     """Regions that a request uses besides its own slot. Release them when the request ends."""
 
-    memories: list[Memory]  # of the table's further regions, in its order
-    mapped: list[MappedRegion]  # their mappings
-    borrowed: list[SharedLease]  # the leases of lent slots
-    passing: list[CudaMapping]  # those to unmap before the answer
+    memories: list[Memory]  # of each further region, in the order of the table
+    mapped: list[MappedRegion]  # the mappings of these regions
+    borrowed: list[SharedLease]  # the leases on slots whose memory is lent
+    passing: list[CudaMapping]  # GPU memory to unmap before the answer
     _registry: Registry
     _cuda: CudaAccess
 
@@ -53,7 +53,7 @@ class FurtherRegions:
             self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
-        """After GPUs are done, unmap memory that its owner may free after the answer; arrays keep theirs mapped."""
+        """Unmap GPU memory that the owner may free after the answer, once GPUs are done; live arrays keep it mapped."""
         passing, self.passing = self.passing, []
         for mapping in passing:
             mapping.close_idle()
@@ -73,8 +73,8 @@ class FurtherRegions:
 
 
 def _check_lender(own: Slot | None) -> None:
-    """Raise StaleRequestError unless the lender, the owner of the request's slot, lives after memory was borrowed."""
-    # Then it holds its slots until it gets the answer, gives up or dies. To give up, it first raises its generation.
+    """Raise StaleRequestError if the lender, which owns the request's slot, is gone; call this after borrowing."""
+    # A living lender holds its slots until it gets the answer or gives up. To give up, it first raises its generation.
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
     if own.region.managed is None or own.region.managed.is_orphaned:
@@ -84,12 +84,12 @@ def _check_lender(own: Slot | None) -> None:
 def _fence_of(
     table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot that fences GPU memory, as its region and number; None if the memory has no fence."""
+    """Return the region and the number of the slot that fences GPU memory; None if the memory has no fence."""
     if claim.fence is None:
         return None
     if claim.fence:
         lent = table.regions[claim.fence - 1]
-        assert isinstance(lent, LentRegionClaim)  # as the protocol has checked
+        assert isinstance(lent, LentRegionClaim)  # the protocol has checked this
         return found.mapped[claim.fence - 1], lent.slot
     if own is None:
         raise TableError("regions.fence", "0", "none: the request has no slot of its own")
@@ -97,20 +97,20 @@ def _fence_of(
 
 
 def _check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
-    """Raise TableError if an output overlaps another tensor, as regions may be parts of one object."""
+    """Raise TableError if an output overlaps another tensor; two regions of a table may be parts of one object."""
     extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
     extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
     check_extents_are_apart(extents)
 
 
 def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) -> Extent:
-    """Return a span's bytes in its object, by the number of the first region of that object."""
+    """Return which bytes of an object a span covers; the number of the object's first region identifies the object."""
     segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
     first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
     return first, begin, begin + span.byte_size, output
 
 
-_PREFIX: Final = "registered: "  # no managed region's key has a colon
+_PREFIX: Final = "registered: "  # with a colon, which no key of a managed region has
 
 
 class NamedRegions:
@@ -145,7 +145,7 @@ class NamedRegions:
         return mapped, mapped.memory.part(registration.offset, registration.byte_size)
 
     def sweep(self) -> None:
-        """Unmap memory that is not registered any more; all of it if the server does not answer."""
+        """Unmap memory that is not registered any more; if the server does not answer, unmap all registered memory."""
         known = dict(self._known)
         mapped = [name for name in list(self._registry.names) if name.startswith(_PREFIX)]
         if not known and not mapped:
@@ -169,7 +169,7 @@ class NamedRegions:
 
 
 def _name_of(registration: Registration) -> str:
-    """Return a mapping's name in the registry, which has all its properties, so that it never means other memory."""
+    """Return a name for the registry with all properties of a registration, so that it never means other memory."""
     return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}"
 
 
@@ -187,25 +187,25 @@ class Resolver:
         self._cuda = cuda
         self._named = NamedRegions(config, self.registry)
         self._fetcher = Fetcher(config.handover_s)
-        self._lock = threading.Lock()  # of the sweeper's start and end
+        self._lock = threading.Lock()  # guards the start and the end of the sweeper
         self._is_closed = False
         self._sweeper: Repeater | None = None
         self._next_sweep = 0.0
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
-        """Return the slot of an address, of which ``text`` is the text; map its region if necessary."""
+        """Return the slot of an address, which ``text`` spells out; map the slot's region if necessary."""
         self._start_sweeper()
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)
         return self.registry.add_slot(text, mapped, address.slot)
 
     def reopen_slot(self, text: str, slot: Slot) -> Slot:
-        """Return the slot of an address whose region was removed: its key may name a new region by now."""
+        """Return the slot of an address after its region was removed: the same key may name a new region by now."""
         self.registry.drop(slot.region)
         return self.open_slot(text, parse_address(text))
 
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
-        """Return the further regions of a table, in use, borrowed if they are lent; ``own`` is the request's slot."""
+        """Map a table's further regions, mark them as used, and borrow the lent ones; ``own`` is the request's slot."""
         self._start_sweeper()
         self._cuda.collect()
         found = FurtherRegions([], [], [], [], self.registry, self._cuda)
@@ -228,7 +228,7 @@ class Resolver:
                 if first != number:
                     if not isinstance(claim, NamedRegionClaim) or first == 0:
                         raise TableError(field, "memory that the request names before", "every region once")
-                    same = True  # two names may stand for two parts of one object
+                    same = True  # two names may cover two parts of one object
                 found.take(claim, mapped, memory)
             if found.borrowed:
                 _check_lender(own)
@@ -300,13 +300,13 @@ class Resolver:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_INTERVAL_S
-            with contextlib.suppress(MachineError):  # the server did not answer; it may the next time
+            with contextlib.suppress(MachineError):  # the server did not answer; the next sweep asks again
                 self.sweep()
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
 
 
 def _is_temporary(claim: CudaRegionClaim) -> bool:
-    """Return whether memory is unmapped before the answer: it is lent until then, or has no fence to show its end."""
+    """Return whether to unmap memory before the answer: it is lent until then, or no fence shows its owner's end."""
     return claim.is_for_one_request or claim.fence is None
 
 
@@ -315,7 +315,7 @@ _PAUSE_S: Final = 0.0005
 
 
 def collect_all(cuda: CudaAccess) -> None:
-    """Free and unmap all memory that is due once GPUs are done; at most for a second, as the process ends soon."""
+    """Free and unmap memory as GPUs finish with it; give up after a second, because the process ends soon."""
     deadline = time.monotonic() + _MOST_S
     while cuda.collect() and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)

@@ -1,1 +1,1 @@
-"""The ways of ``execute`` beside answering one request after another: batches and streams."""
+"""How ``execute`` can serve requests other than one by one: as batches and as streams."""

@@ -131,7 +131,7 @@ class BatchCall:
         """Copy gathered outputs to their places. Only :class:`ShmSession` calls this."""
         for name, (whole, parts) in self._scattered.items():
             pairs = zip(self.calls, with_rows(whole, parts), strict=True)
-            # Skip calls whose output was set again since: it may lie in the same memory.
+            # Skip a call that has set the output again: the new output may lie in the same memory.
             there = [pair for call, pair in pairs if call.outputs[name].view is pair[1]]
             self._gathering.scatter(there, self._device_uses())
 
@@ -153,9 +153,9 @@ def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None
         try:
             call.begin()
             call.read_strings()
-            _ = call.batch_size  # or it says what it lacks
+            _ = call.batch_size  # raises if the request has no input
             kind = _kind(call)
-        except BaseException as error:  # it may not disturb the others
+        except BaseException as error:  # one refused request must not fail the others
             fail(call, error)
         else:
             batches.setdefault(kind, []).append(call)
@@ -163,7 +163,7 @@ def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None
 
 
 def _kind(call: Call) -> tuple[Any, ...]:
-    """Return names, data types and shapes of a call's inputs, but for their rows."""
+    """Return the names and data types of a call's inputs, and their shapes without the rows."""
     kind = []
     for name in call.spec.inputs:
         lying = call.span_of(name)
@@ -177,7 +177,7 @@ def _kind(call: Call) -> tuple[Any, ...]:
 
 
 def _address(call: Call) -> tuple[int, int]:
-    """Return a sort key, where a call's first input lies, so that inputs follow one another; others come last."""
+    """Return a sort key: the address of a call's first input in the client's memory; calls without one come last."""
     for name in call.spec.inputs:
         lying = call.span_of(name)
         if lying is not None:
@@ -194,7 +194,7 @@ def _as_one(
     *,
     writable: bool,
 ) -> TensorView | None:
-    """Return the rows of several requests as one view; None unless they follow one another in one mapping."""
+    """Return the rows of several requests as one view; None unless these rows follow one another in one mapping."""
     memory, begin = places[0][0], places[0][1].offset
     end = memory.address + begin
     for each, span in places:
@@ -205,7 +205,7 @@ def _as_one(
 
 
 class Buffers:
-    """A session's buffers for gathered tensors, one for each. Every batch reuses them; ``pinning`` pins them."""
+    """A session's buffers, one for each gathered tensor. Every batch reuses the buffers; ``pinning`` pins them."""
 
     def __init__(self, pinning: Pinning | None) -> None:
         self._pinning = pinning
@@ -268,7 +268,7 @@ class Gathering:
             self.byte_count += rows.nbytes
 
     def _empty(self, use: str, parts: Sequence[TensorView]) -> TensorView:
-        """Return memory for all rows, valid until the next batch of this number: on a GPU if all parts are on it."""
+        """Return memory for all rows, valid until the next batch of this number: on a GPU if that GPU has all parts."""
         head = parts[0]
         shape, dtype = (sum([part.shape[0] for part in parts]), *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
         devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
@@ -280,7 +280,7 @@ class Gathering:
 
 
 def with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:
-    """Return each part with its rows of the whole."""
+    """Return pairs: the rows of the whole that belong to a part, and that part."""
     begin, pairs = 0, []
     for part in parts:
         end = begin + part.shape[0]

@@ -44,7 +44,7 @@ class StreamCall(Call):
         super().__init__(context, request)
         self._sender = request.get_response_sender()
         self._frames: list[tuple[SlotRecord, Mapping[str, OutputSpan]]] = []  # each place of the ring, and its outputs
-        self._record: SlotRecord | None = None  # of the next response's place
+        self._record: SlotRecord | None = None  # the record in the place of the next response
         self._index = 0
         self._is_frame_open = False
         self._looked = time.monotonic()
@@ -59,7 +59,7 @@ class StreamCall(Call):
             )
         super().begin()
         self._requested = self._request.requested_output_names()
-        self._rooms = {}  # each response has its own room
+        self._rooms = {}  # each response has rooms of its own
         self._has_results = bool(self._frames)
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
@@ -178,7 +178,7 @@ class StreamCall(Call):
         self._waited_s += waited_s
 
     def _look_at_client(self) -> None:
-        """Raise RequestCancelledError if the client has cancelled. Asking takes time, so ask only now and then."""
+        """Raise RequestCancelledError if the client has cancelled; ask only now and then, because asking takes time."""
         now = time.monotonic()
         if now - self._looked < _LOOK_AT_CLIENT_S:
             return
@@ -197,10 +197,10 @@ def _stalled(what: str, parameter: str) -> StalledStreamError:
 
 
 def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
-    """Serve a stream: send outputs whenever ``answer`` yields, and end the stream with it, or with its error."""
+    """Serve a stream: send outputs whenever ``answer`` yields, and end the stream when ``answer`` ends or fails."""
     with stream as call:
         steps = answer(call)
-        # No ExitStack: an error on the generator's close would form a cycle there, and keep the stream.
+        # No ExitStack: there, an error from closing the generator would form a reference cycle that keeps the stream.
         with contextlib.closing(steps) if isinstance(steps, Generator) else contextlib.nullcontext():
             for value in steps or ():
                 if value is not None:

@@ -149,7 +149,7 @@ class GrpcCodec(Codec):
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """Return a message as Triton writes it in JSON over HTTP: with fields that are 0 or empty, and integers as such."""
+    """Return a message as Triton's JSON over HTTP has it: with fields that are 0 or empty, and with real integers."""
     return {
         field.name: _plain_value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields
@@ -164,7 +164,7 @@ def _plain_value(field: Any, value: Any) -> Any:
     if isinstance(value, MutableSequence):
         return [_plain_value(field, each) for each in value]
     if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)  # later servers may have more
+        known = field.enum_type.values_by_number.get(value)  # later servers may have more values
         return str(value) if known is None else known.name
     return _plain(value) if isinstance(value, Message) else value
 

@@ -1,6 +1,6 @@
 """Calls of gRPC with one request, over HTTP/2 without TLS: RFC 9113, and gRPC's ``PROTOCOL-HTTP2.md``. No I/O.
 
-grpcio takes twice the time. Headers like those of the answer before are recognized; ``hpack`` reads all others.
+grpcio takes twice the time. This code recognizes headers that equal an earlier answer's; ``hpack`` reads all others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
 _END_STREAM, _ACK, _END_HEADERS, _LAST_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x5, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
 
-_FRAME: Final = struct.Struct(">LBL")  # its length and, in the last byte, kind; flags, stream
+_FRAME: Final = struct.Struct(">LBL")  # length << 8 | kind; flags; stream
 _SETTING: Final = struct.Struct(">HL")
 _NUMBER: Final = struct.Struct(">L")
 _PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed, and its length
 
-_MOST: Final = 2**31 - 1  # of windows, and of stream numbers
+_MOST: Final = 2**31 - 1  # the largest window and stream number
 _FIRST_WINDOW: Final = 2**16 - 1
-_FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
-_REFILL_BYTES: Final = 2**30  # after so many, a frame allows the server as many more
+_FRAME_BYTES: Final = 2**14  # the largest frame, unless the receiver allows more
+_REFILL_BYTES: Final = 2**30  # after this many received bytes, allow the server as many more
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
@@ -45,13 +45,13 @@ _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
 
 class Request(NamedTuple):
-    head: bytes  # in HPACK, up to the timeout's value; without a dynamic table
+    head: bytes  # the headers in HPACK without a dynamic table, up to the timeout's value
     message: bytes
-    take: Callable[[bytes], object] | None = None  # each answer as it comes, of a call that may have several
+    take: Callable[[bytes], object] | None = None  # takes each answer of a call that may have several
 
 
 class Reply(NamedTuple):
-    """An answer: gRPC's status, its text, and the message; that is empty if the status is not 0, or ``take`` has it."""
+    """An answer: gRPC's status, text, and message, which is empty if the status is not 0, or if ``take`` has got it."""
 
     status: int
     details: str
@@ -73,7 +73,7 @@ class _Stream:
         self.take = take
         self.window = window  # bytes that may be sent
         self.data: list[bytes] = []
-        self.wanted = _PREFIX.size - 1 if take else _FRAME_BYTES  # once more has come, a message's length is looked at
+        self.wanted = _PREFIX.size - 1 if take else _FRAME_BYTES  # when more bytes have come, read a message's length
 
 
 class Http2(Conversation):
@@ -94,11 +94,11 @@ class Http2(Conversation):
         self._is_going = False  # the server takes no more calls
         self._streams: dict[int, _Stream] = {}
         self._next = 1
-        self._rest = b""  # of a frame that has not come whole
+        self._rest = b""  # the bytes of an incomplete frame
         self._block: tuple[int, int, bytes] | None = None  # stream, flags, and the bytes of its headers so far
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
-        self._usual_headers: bytes | None = None  # those of an answer before
+        self._usual_headers: bytes | None = None  # an earlier answer's
         self._usual_trailers: bytes | None = None
         self._refill = 0
         self._window = self._first_window = _FIRST_WINDOW  # of the connection now, and of each stream at first
@@ -148,7 +148,7 @@ class Http2(Conversation):
             self._end("failed to connect: it speaks TLS" if is_tls else f"Failed parsing HTTP/2: {error}")
 
     def _receive_frames(self, data: bytes) -> bytes:
-        """Take all frames that have come whole, and return the rest."""
+        """Handle all complete frames; return the bytes of the frame that is incomplete."""
         streams, read, head, at, size = self._streams, _FRAME.unpack_from, _FRAME.size, 0, len(data)
         while (begin := at + head) <= size:
             word, flags, number = read(data, at)
@@ -175,7 +175,7 @@ class Http2(Conversation):
         return data[at:]
 
     def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Take a frame of any kind, and of any stream."""
+        """Handle a frame of any kind and any stream."""
         if not self.is_ready and (kind != _SETTINGS or flags & _ACK):
             raise _BrokenError("it does not begin as HTTP/2 does")
         if (self._block is None) is (kind == _CONTINUATION):
@@ -223,7 +223,7 @@ class Http2(Conversation):
             self._look_at_length(number, stream)
 
     def _look_at_length(self, number: int, stream: _Stream) -> None:
-        """Read a message's length once it has come; hand on whole messages to ``take``, else allow no further bytes."""
+        """Read a message's length; pass whole messages to ``take``, or fail a call without it if further bytes come."""
         data, take = b"".join(stream.data), stream.take
         while len(data) > stream.wanted:
             is_compressed, length = _PREFIX.unpack_from(data)
@@ -343,7 +343,7 @@ class Http2(Conversation):
         self.ended[number] = Reply(status, details, b"") if status else Reply(_OK, "", message[_PREFIX.size :])
 
     def _fail(self, number: int, details: str, status: int = _INTERNAL) -> None:
-        """End a call whose answer is not gRPC's; the first reason stands."""
+        """End a call whose answer violates gRPC; a later reason does not replace the first."""
         if number in self._streams:
             self.cancel(number)
             self.ended[number] = Reply(status, details, b"")

@@ -24,7 +24,7 @@ from ....errors import ClosedError
 __all__ = ["AHEAD", "AsyncReading", "AsyncStreams", "Reading", "StreamRequest", "Streams", "Take"]
 
 AHEAD: Final = 2
-"""When a user has left one answer more than this untaken, grpcio's reader waits, and so does the server."""
+"""When one more answer than this waits for the user, grpcio's reader pauses, and so does the server."""
 DRAIN_S: Final = 1.0
 
 Take = Callable[[Any], object]
@@ -33,17 +33,17 @@ Take = Callable[[Any], object]
 class StreamRequest(NamedTuple):
     """A request with any number of answers. It is cancelled, or kept for the next one, or neither."""
 
-    ahead: int  # how many answers are read before they are wanted, and one more
-    read: Callable[[Take], object]  # sends it, and hands on each answer
-    cancel: Callable[[], object]  # while it is read
-    keep: Callable[[], object]  # keeps its connection, once it has ended well
+    ahead: int  # read up to one answer more than this before the user asks
+    read: Callable[[Take], object]  # sends the request, and passes on each answer
+    cancel: Callable[[], object]  # while read() runs
+    keep: Callable[[], object]  # keeps the connection for the next request, after read() has ended well
 
 
 class Reading:
     """A call that a thread reads, because gRPC's own iterator has no timeout."""
 
     def __init__(self, request: StreamRequest, streams: Streams) -> None:
-        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None, or an error, once it has ended
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None or an error
         self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
         for _ in range(request.ahead):
             self.wanted.put(True)
@@ -80,7 +80,7 @@ class Reading:
 
 
 class Streams:
-    """The streams of one connection, for threads. Its own thread cancels those that were left and do not end."""
+    """The streams of one connection, for threads. A thread cancels those that users left and that do not end."""
 
     def __init__(self) -> None:
         self.left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
@@ -89,7 +89,7 @@ class Streams:
         weakref.finalize(self, self.left.put, None).atexit = False
 
     def begin(self, reading: Reading) -> None:
-        """Start a thread that makes the call. Then leave it, even if this raises, unless all answers have come."""
+        """Start the thread of a call. Afterwards call leave(), even if this raises, unless all answers have come."""
         if self._thread is None:
             thread = threading.Thread(target=_drain, args=(self.left,), name="shm stream drain", daemon=True)
             thread.start()
@@ -116,20 +116,20 @@ def _drain(left: queue.SimpleQueue[Reading | None]) -> None:
             draining.popleft()[1].cancel()
             continue
         if reading is None:
-            left.put(None)  # for another such thread: two first streams may have begun at once
+            left.put(None)  # for a second drain thread, if two first streams began at once
             break
-        if reading.thread.is_alive() or reading.thread.ident is None:  # an interrupt comes while it starts
+        if reading.thread.is_alive() or reading.thread.ident is None:  # an interrupt came as it started
             reading.wanted.put(False)
             draining.append((time.monotonic() + DRAIN_S, reading))
         del reading
     for deadline, reading in draining:
-        with contextlib.suppress(RuntimeError):  # it has not started
+        with contextlib.suppress(RuntimeError):  # the thread has not started
             reading.thread.join(max(deadline - time.monotonic(), 0))
         reading.cancel()
 
 
 class AsyncReading:
-    """A stream that its own task reads: if the user's task did, cancelling that would cancel the call at once."""
+    """A stream that a task of its own reads, so that cancelling the user's task does not cancel the call at once."""
 
     def __init__(self, call: Any) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()  # the last one is gRPC's EOF, or an error

@@ -57,7 +57,7 @@ _PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+):[0-9]+")  # HOST:PO
 @dataclass(frozen=True)
 class GrpcAddress:
     target: str  # as gRPC takes it: ``HOST:PORT``, or with a scheme of gRPC's in front
-    host: str  # the machine in it
+    host: str  # the machine in ``target``
     credentials: Any = None  # ``grpc.ChannelCredentials``; None without TLS
     options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS  # the channel's arguments, in gRPC's words
 
@@ -106,7 +106,7 @@ _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
 _NO_END_S: Final = 1e8
 _MOST_BYTES: Final = 1 << 18
-"""grpcio carries larger requests: it is faster for them."""
+"""grpcio carries larger requests, for which it is faster."""
 
 
 class _Grpc:
@@ -128,7 +128,7 @@ class GrpcTransport(_Grpc, Transport):
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._streams = Streams()
-        self._idle: list[Connections] = []  # each of a stream that has ended
+        self._idle: list[Connections] = []  # connections of streams that have ended
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -178,7 +178,7 @@ class GrpcTransport(_Grpc, Transport):
     def _stream_request(self, message: GrpcMessage) -> StreamRequest:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        is_in_ring = SLOT_PARAMETER in request.parameters  # else only grpcio's windows bound unread messages
+        is_in_ring = SLOT_PARAMETER in request.parameters  # without a ring, only grpcio's windows limit unread messages
         if self._connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
             return StreamRequest(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
@@ -243,7 +243,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
             call = getattr(self._service(), procedure)
             return await call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except asyncio.CancelledError:
-            is_cancelled = getattr(asyncio.current_task(), "cancelling", bool)()  # Python 3.10 does not tell
+            is_cancelled = getattr(asyncio.current_task(), "cancelling", bool)()  # Python 3.10 lacks it
             if self._is_closed and not is_cancelled:
                 raise ClosedError("this client") from None
             raise
@@ -261,11 +261,11 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
         try:
             while True:
                 getting = asyncio.ensure_future(reading.answers.get())
-                try:  # before Python 3.12, wait_for may swallow a cancellation
+                try:  # not wait_for, which may swallow a cancellation before Python 3.12
                     if not (await asyncio.wait((getting,), timeout=timeout_s))[0]:
                         raise deadline_exceeded()
                 finally:
-                    getting.cancel()  # nothing happens if it is done
+                    getting.cancel()  # does nothing if there is an answer
                 answer = getting.result()
                 if answer is grpc.aio.EOF:
                     return
@@ -278,7 +278,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 reading.leave()
 
     def after_fork(self) -> None:
-        """Stay in a forked child, as gRPC's own state does."""
+        """In a forked child, never destroy this transport: gRPC's own state stays there, too."""
         never_destroy(self)
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compres
 _IN_JSON: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
-_MOST_TOLD: Final = 1 << 25  # bytes of an answer in JSON alone: the index of thousands of models
+_MOST_TOLD: Final = 1 << 25  # bytes of an answer without tensors: the index of thousands of models
 _BY_THE_SERVER: Final = 500
 _NO_SUCH_PATH: Final = "Not Found"  # Triton answers unknown models and the like in more words
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
@@ -48,8 +48,8 @@ _PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
     "model config": "/config",
     "model statistics": "/stats",
 }
-_LARGE_GENERATION: Final = 10**18  # of as many digits as the largest
-_OF_GATEWAYS: Final = frozenset({502, 504})  # never Triton's own; it may still be executing the request
+_LARGE_GENERATION: Final = 10**18  # has as many digits as the largest generation
+_OF_GATEWAYS: Final = frozenset({502, 504})  # Triton never sends these, and may still be executing the request
 
 
 class HttpMessage(NamedTuple):
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
         reason: Any = None
         with contextlib.suppress(ValueError, LookupError, TypeError):
             reason = self.json()["error"]
-        if reason is None or self.status in _OF_GATEWAYS:  # something between us and Triton answers in words of its own
+        if reason is None or self.status in _OF_GATEWAYS:  # a proxy answers in its own words, not Triton
             text = self.body[:200].decode(errors="replace").strip()
             message = f"{address} answered {text!r}, which is not an answer of Triton's"
             if self.status < _BY_THE_SERVER:
@@ -153,7 +153,7 @@ class HttpCodec(Codec):
         if path is None:
             named = _path_of("models", model, version) if model else "/v2/models"
             path = f"{named}{_PATHS_OF_MODELS[question]}"
-        if question == "repository index":  # which Triton has by POST alone
+        if question == "repository index":  # Triton answers this question only to POST
             return HttpMessage("POST", path, (b"{}",), most_bytes=_MOST_TOLD)
         return HttpMessage("GET", path, most_bytes=_MOST_TOLD)
 
@@ -191,14 +191,14 @@ class HttpCodec(Codec):
             raise InferenceError(
                 f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}", str(answer.status)
             ) from None
-        if isinstance(told, list):  # of the repository index, which over gRPC has a name for it
+        if isinstance(told, list):  # the repository index, which gRPC sends under this name
             return {"models": told}
         if not isinstance(told, dict):
             raise InferenceError(f"the server answers {str(told)[:50]!r}; {_IS_THIS_HTTP}", str(answer.status))
         return told
 
     def says_so(self, answer: Answer) -> bool:
-        return True  # else it would be an error
+        return True  # a server says no by an error
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         try:

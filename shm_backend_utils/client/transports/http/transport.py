@@ -42,7 +42,7 @@ class Http1(Conversation):
         self._number = 0
         self._is_under_way = False
         self._most_body: float = 0
-        self._most: float = 0  # bytes of an answer: of its headers, until they have come
+        self._most: float = 0  # bytes of an answer, or of its headers until they are complete
         self._received = 0
         self._read: dict[bytes, bytes] = {}  # headers, or trailers
         self._headers: dict[bytes, bytes] | None = None  # once all have come
@@ -146,7 +146,7 @@ class _Http:
             head += f"{name}: {value}\r\n"
         if body is None:
             return Request((f"{head}\r\n".encode(),), most_bytes)
-        # From Python 3.12 on, asyncio tries without end to send an empty part that is the last one.
+        # From Python 3.12 on, asyncio tries forever to send a last part that is empty.
         return Request(
             (f"{head}Content-Length: {sum(map(len, body))}\r\n\r\n".encode(), *filter(len, body)), most_bytes
         )
@@ -158,7 +158,7 @@ class _Http:
         try:
             raise error
         finally:
-            del error  # its traceback has this frame, and keeps those of all callers: a call's memory would stay in use
+            del error  # else its traceback would keep this frame and all callers' frames, and so a call's memory
 
 
 class HttpTransport(_Http, Transport):
