@@ -142,7 +142,7 @@ def _name_missing(command: Command, parser: argparse.ArgumentParser) -> Iterator
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if not command.extra or missing == __name__.partition(".")[0]:
+        if not (command.extra and missing) or missing == __name__.partition(".")[0]:
             raise
         remedy = f"pip install 'CHECKOUT_OR_WHEEL[{command.extra}]'"
         parser.exit(1, f"{parser.prog} needs {missing}, which is not installed: {remedy}\n")
