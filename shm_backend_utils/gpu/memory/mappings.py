@@ -24,14 +24,28 @@ _NO_FILE_SYSTEM: Final = -1
 
 
 class _Opened:
-    """One allocation that ``cuIpcOpenMemHandle`` has opened, and the number of its uses."""
+    """One allocation that ``cuIpcOpenMemHandle`` opens for its first use, and the number of its uses."""
 
-    def __init__(self, runtime: CudaRuntime, handle: bytes, device: int) -> None:
+    def __init__(self, handle: bytes, device: int) -> None:
         self.handle = handle
         self.device = device
-        self.address = runtime.open(handle, device)
         self.uses = 0
+        self.lock = threading.Lock()  # held while CUDA opens or closes the allocation, which may take long
+        self.address = 0  # 0 while it is not open
         self.byte_size = 0
+
+    def open(self, runtime: CudaRuntime, field: str) -> None:
+        address = runtime.open(self.handle, self.device)
+        try:
+            begin, byte_size = runtime.extent(address, self.device)
+            found = runtime.pointer(address).device
+            if found != self.device:  # with peer access, CUDA opens a handle of another GPU, too
+                raise RegionRefusedError(field, f"it is on GPU {found}, but claims to be on GPU {self.device}")
+        except BaseException:
+            runtime.close(address, self.device)
+            raise
+        self.byte_size = begin + byte_size - address
+        self.address = address
 
 
 class CudaMapping:
@@ -155,8 +169,8 @@ class CudaMappings:
             _check_length(handle, field)
             if event:
                 _check_length(event, f"{field}.event")
-            with self._lock, _refused(field):
-                opened = self._used(handle, device, field)
+            with _refused(field):
+                opened = self._begin_use(handle, device, field)
             use = _Use(self, opened, lease)
         except BaseException:
             if lease is not None:
@@ -177,25 +191,30 @@ class CudaMappings:
         """Count one use less, and unmap the allocation after the last use; CudaError if that fails."""
         with self._lock:
             opened.uses -= 1
-            if not opened.uses:
-                del self._opened[opened.handle, opened.device]
-                self.runtime.close(opened.address, opened.device)
-
-    def _used(self, handle: bytes, device: int, field: str) -> _Opened:
-        opened = self._opened.get((handle, device))
-        if opened is None:
-            opened = _Opened(self.runtime, handle, device)
+            if opened.uses:
+                return
+        with opened.lock:
             try:
-                begin, byte_size = self.runtime.extent(opened.address, device)
-                found = self.runtime.pointer(opened.address).device
-                if found != device:  # with peer access, CUDA opens a handle of another GPU, too
-                    raise RegionRefusedError(field, f"it is on GPU {found}, but claims to be on GPU {device}")
-            except BaseException:
-                self.runtime.close(opened.address, device)
-                raise
-            opened.byte_size = begin + byte_size - opened.address
-            self._opened[handle, device] = opened
-        opened.uses += 1
+                if opened.address and not opened.uses:  # a use that began meanwhile keeps it open
+                    address, opened.address = opened.address, 0
+                    self.runtime.close(address, opened.device)
+            finally:
+                with self._lock:
+                    key = opened.handle, opened.device
+                    if not opened.uses and self._opened.get(key) is opened:  # two threads may end the last use
+                        del self._opened[key]
+
+    def _begin_use(self, handle: bytes, device: int, field: str) -> _Opened:
+        with self._lock:
+            opened = self._opened.setdefault((handle, device), _Opened(handle, device))
+            opened.uses += 1  # before it is open, so that all users of a handle share one lock
+        try:
+            with opened.lock:
+                if not opened.address:
+                    opened.open(self.runtime, field)
+        except BaseException:
+            self.end_use(opened)
+            raise
         return opened
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from tests.unit.gpu.fakes import (
     CLIENT,
     DRIVER,
     NOTHING,
+    PATIENCE_S,
     collect_all,
     held_back,
     in_another_thread,
@@ -133,10 +136,13 @@ def test_threads_that_map_at_once_open_once(shared: Shared) -> None:
 
 
 def test_threads_that_map_and_let_go_leave_nothing(shared: Shared) -> None:
-    def map_and_let_go(_: int) -> None:
+    def map_and_let_go(number: int) -> None:
         for _ in range(50):
             mapping = shared.map()
             assert mapping.event
+            assert DRIVER.live(CLIENT).opened == 1  # CUDA refuses to open a handle twice
+            if number % 2:
+                mapping.close_unused()
             mapping.close()
             shared.peer.retired.collect()
 
@@ -144,6 +150,38 @@ def test_threads_that_map_and_let_go_leave_nothing(shared: Shared) -> None:
         list(pool.map(map_and_let_go, range(4)))
     shared.collect()
     assert DRIVER.live(CLIENT) == NOTHING
+
+
+@pytest.mark.parametrize("function", ["open", "close"])
+def test_only_users_of_the_same_memory_wait_until_cuda_has_opened_or_closed_it(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """cuIpcCloseMemHandle waits for the whole device."""
+    other, mapping = CudaAllocation(shared.gpu, BLOCK, DEVICE), shared.map()
+    begin: Callable[[], Any] = mapping.close_unused
+    if function == "open":
+        mapping.close_unused()
+        begin = shared.map
+    is_slow, has_begun, is_idle = itertools.chain([True], itertools.repeat(False)), threading.Event(), threading.Event()
+    call = getattr(shared.peer, function)
+
+    def when_idle(*arguments: Any) -> Any:
+        if next(is_slow):
+            has_begun.set()
+            assert is_idle.wait(PATIENCE_S)
+        return call(*arguments)
+
+    monkeypatch.setattr(shared.peer, function, when_idle)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(begin)
+        assert has_begun.wait(PATIENCE_S)
+        same = pool.submit(shared.map)
+        shared.mappings.map(other.handle, BLOCK, DEVICE, FIELD).close_unused()
+        assert [first.done(), same.done()] == [False, False]
+        is_idle.set()
+        first.result()
+        assert same.result().address
+    assert DRIVER.live(CLIENT).opened == 1
 
 
 OWNER = f"""
