@@ -241,9 +241,15 @@ class CudaRuntime:
         return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
 
     def synchronize_stream(self, stream: int, device: int) -> None:
-        """Wait until a stream has finished (``cuStreamSynchronize``)."""
-        with self.on(device):
-            self._ask("waiting for a stream", "cuStreamSynchronize", stream)
+        """Wait, asleep, until a stream of a device has finished (``cuEventSynchronize``)."""
+        with self.on(device):  # cuStreamSynchronize would keep a CPU busy for the whole wait
+            event = self._ask("making an event", "cuEventCreate", _WITHOUT_TIMING | _BLOCKING_SYNC)
+            try:
+                self.record(event, stream)
+                self._ask("waiting for a stream", "cuEventSynchronize", event)
+            finally:
+                with contextlib.suppress(CudaError):  # an error of the wait tells more
+                    self._ask("destroying an event", "cuEventDestroy", event)
 
     def synchronize_device(self, device: int) -> None:
         """Wait until a device has finished all work of this process (``cuCtxSynchronize``)."""

@@ -232,7 +232,7 @@ def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, 
 
     def infer_and_fail(call: Call) -> None:
         infer(call)
-        DRIVER.fail_next("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", process=MODEL)
+        DRIVER.fail_next("cuEventSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", process=MODEL)
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer_and_fail)
     assert error_code(response) == "UNAVAILABLE"

@@ -70,21 +70,22 @@ def copy_of(array: DeviceArray) -> DeviceArray:
 
 def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:
     packed = source if source.flags.c_contiguous else np.ascontiguousarray(source)
-    _put_on(runtime, target, packed, stream, target.device, tensor)
+    own = _put_on(runtime, target, packed, stream, target.device, tensor)
     if packed is not source or not _is_pinned(runtime, packed):
-        runtime.synchronize_stream(stream, target.device)
+        runtime.synchronize_stream(stream, own)
 
 
 def _download(runtime: CudaRuntime, target: npt.NDArray[Any], source: OnGpu, stream: int, tensor: str) -> None:
     landing = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-    _put_on(runtime, landing, source, stream, source.device, tensor)
+    own = _put_on(runtime, landing, source, stream, source.device, tensor)
     if landing is not target or not _is_pinned(runtime, landing):
-        runtime.synchronize_stream(stream, source.device)
+        runtime.synchronize_stream(stream, own)
     if landing is not target:
         np.copyto(target, landing)
 
 
-def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, device: int, tensor: str) -> None:
+def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, device: int, tensor: str) -> int:
+    """Queue a copy, and return the stream's GPU."""
     planned = plan(target.shape, target.strides, source.strides, target.dtype.itemsize)
     if planned.count > MAX_PIECES:
         raise TensorError(
@@ -107,6 +108,7 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
                 runtime.copy_rows(
                     to, planned.target_pitch, by, planned.source_pitch, planned.width, planned.height, stream
                 )
+    return own
 
 
 def _address_of(array: Array) -> int:

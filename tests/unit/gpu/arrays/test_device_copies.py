@@ -55,6 +55,14 @@ def test_arrays_of_the_host_may_be_of_any_order(gpu: Gpu, order: Any) -> None:
     same_bytes(back, values)
 
 
+def test_the_stream_may_be_of_another_gpu_than_the_array(gpu: Gpu) -> None:
+    values, back = numbers((6, 5)), np.zeros((6, 5), np.int32)
+    there, stream = gpu.empty((6, 5), device=1), gpu.stream(0)
+    copy(gpu.runtime, there, values, stream)
+    copy(gpu.runtime, back, there, stream)
+    same_bytes(back, values)
+
+
 def test_what_lies_in_too_many_pieces_is_refused_with_the_way_out(gpu: Gpu) -> None:
     values = np.broadcast_to(numbers((1,)), (MAX_PIECES + 1,))
     with pytest.raises(TensorError, match="tensor 'X' of shape .4097,. .* 4097 copies, more than 4096; make it contig"):

@@ -26,7 +26,7 @@ Infer = Callable[[Call], None]
 
 
 def waits() -> list[int]:
-    return [DRIVER.count(name, MODEL) for name in ("cuCtxSynchronize", "cuStreamSynchronize")]
+    return [DRIVER.count(name, MODEL) for name in ("cuCtxSynchronize", "cuEventSynchronize")]
 
 
 def double(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
@@ -60,7 +60,7 @@ def test_one_execute_waits_once_for_all_its_calls(calls: Calls, is_named: bool, 
         assert client.is_over(slot)
 
 
-@pytest.mark.parametrize(("is_named", "function"), [(True, "cuStreamSynchronize"), (False, "cuCtxSynchronize")])
+@pytest.mark.parametrize(("is_named", "function"), [(True, "cuEventSynchronize"), (False, "cuCtxSynchronize")])
 def test_a_kernel_that_fails_fails_every_call_in_flight(calls: Calls, is_named: bool, function: str) -> None:
     def infer(call: Call) -> None:
         double_into(calls.stream, "Y", is_named=is_named)(call)

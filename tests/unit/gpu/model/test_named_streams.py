@@ -129,7 +129,7 @@ def test_memory_of_a_call_in_capture_stays_until_its_gpu_is_done(calls: Calls, o
 def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(calls: Calls) -> None:
     def infer(call: Call) -> None:
         call.ready_on(calls.stream)
-        for function in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventRecord"):
+        for function in ("cuEventSynchronize", "cuCtxSynchronize", "cuEventRecord"):
             DRIVER.fail_next(function, ILLEGAL, times=20, process=MODEL)
 
     said = calls.refusal(infer)
@@ -182,7 +182,7 @@ def test_a_stream_whose_gpu_cannot_be_waited_for_ends_by_that(calls: Calls) -> N
     def answer(call: StreamCall) -> None:
         call.ready_on(calls.stream)
         call.input("X")
-        DRIVER.fail_next("cuStreamSynchronize", ILLEGAL, times=2, process=MODEL)
+        DRIVER.fail_next("cuEventSynchronize", ILLEGAL, times=2, process=MODEL)
 
     sent = calls.client.request(0, {})
     calls.session.serve_streams([sent], answer)

@@ -201,7 +201,7 @@ WORKS: dict[Callable[[CudaRuntime, CudaRuntime], None], str] = {
     "cuMemGetAddressRange cuIpcOpenEventHandle cuCtxRecordEvent cuEventQuery cuThreadExchangeStreamCaptureMode "
     "cuPointerGetAttribute",
     use: "cuPointerGetAttribute cuMemHostRegister cuCtxGetCurrent cuStreamCreate cuMemcpyAsync cuMemcpy2DAsync "
-    "cuStreamSynchronize cuCtxSynchronize cuCtxRecordEvent cuEventCreate cuEventRecord cuStreamWaitEvent cuEventQuery "
+    "cuEventSynchronize cuCtxSynchronize cuCtxRecordEvent cuEventCreate cuEventRecord cuStreamWaitEvent cuEventQuery "
     "cuStreamIsCapturing cuStreamGetCtx cuCtxGetDevice",
 }
 

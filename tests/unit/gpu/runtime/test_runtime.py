@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +327,17 @@ def test_cupys_own_streams_are_known() -> None:
 def test_our_streams_do_not_wait_for_the_default_ones(gpu: CudaRuntime, default: int) -> None:
     with stream_on(gpu) as stream, gpu.on(0), held_back(default):
         gpu.synchronize_stream(stream, 0)
+
+
+def test_a_wait_for_a_stream_sleeps(gpu: CudaRuntime) -> None:
+    """cuStreamSynchronize keeps a CPU busy for the whole wait."""
+    done = threading.Event()
+    with stream_on(gpu, 1) as stream:
+        DRIVER.launch(stream, lambda: time.sleep(0.01))
+        DRIVER.launch(stream, done.set)
+        gpu.synchronize_stream(stream, 1)
+        assert done.is_set()
+        assert [DRIVER.count(name) for name in ("cuStreamSynchronize", "cuEventSynchronize")] == [0, 1]
 
 
 # Streams that are captured into graphs
