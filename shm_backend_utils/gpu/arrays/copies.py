@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import TensorError
-from ..memory.allocations import CudaAllocation
+from ..memory.allocations import DeviceMemory
 from ..runtime import CudaRuntime
 from .device_array import DeviceArray, StridedArray
 from .pieces import plan
@@ -50,8 +50,8 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
     """Return a new array, not cleared, that owns its memory; CudaError if the GPU has no memory left."""
     byte_size = math.prod(shape) * dtype.itemsize
-    allocation = CudaAllocation(runtime, max(byte_size, 1), device)
-    return DeviceArray(runtime, allocation.address, shape, dtype, device, allocation.keeper)
+    memory = DeviceMemory(runtime, max(byte_size, 1), device)
+    return DeviceArray(runtime, memory.address, shape, dtype, device, memory)
 
 
 def copy_of(array: DeviceArray) -> DeviceArray:

@@ -1,4 +1,4 @@
-"""GPU memory that this process allocates for other processes to map."""
+"""GPU memory that this process allocates: for itself, and for other processes to map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from ...errors import ClosedError
 from ..runtime import CudaRuntime, whole_blocks
 
-__all__ = ["CudaAllocation"]
+__all__ = ["CudaAllocation", "DeviceMemory"]
 
 
 class CudaAllocation:
@@ -39,23 +39,17 @@ class CudaAllocation:
         self._owned = None
 
 
-class _Owned:
-    """One ``cuMemAlloc`` and one event, freed after the last reference is gone and the device has finished."""
+class DeviceMemory:
+    """Memory from ``cuMemAlloc``, freed after the last reference is gone and the device has finished."""
 
     _process = 0
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
-        self._events: list[int] = []
         self._addresses: list[int] = []
         self._process = os.getpid()
-        self._events.append(runtime.create_shared_event(device))
         self._addresses.append(runtime.allocate(byte_size, device))
-
-    @property
-    def event(self) -> int:
-        return self._events[0]
 
     @property
     def address(self) -> int:
@@ -63,19 +57,25 @@ class _Owned:
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the memory is the parent's
-            retired = self._runtime.retired
-            free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
-            if self._addresses:
-                retired.add(self._device, free)
-            elif self._events:
-                retired.add_idle(free)
+            for address in self._addresses:  # an interrupt may have prevented the allocation
+                self._runtime.retired.add(self._device, functools.partial(self._runtime.free, address, self._device))
 
 
-def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
-    """Free the events and the memory that exist: an interrupt may have prevented the allocation of either."""
-    try:
-        for event in events:
-            runtime.destroy_event(event, device)
-    finally:
-        for address in addresses:
-            runtime.free(address, device)
+class _Owned(DeviceMemory):
+    """Memory with an event, which is destroyed before the memory is freed."""
+
+    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
+        self._events: list[int] = []
+        super().__init__(runtime, byte_size, device)
+        self._events.append(runtime.create_shared_event(device))
+
+    @property
+    def event(self) -> int:
+        return self._events[0]
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            for event in self._events:
+                destroy = functools.partial(self._runtime.destroy_event, event, self._device)
+                self._runtime.retired.add(self._device, destroy)
+        super().__del__()

@@ -279,6 +279,18 @@ def test_over_the_host_every_kind_of_memory_goes(client: ShmClient, path: Any, k
 
 
 @pytest.mark.parametrize("path", ["inline", "triton-shm"])
+def test_over_the_host_cuda_need_not_share_memory(client: ShmClient, path: Any) -> None:
+    for function in ("cuIpcGetMemHandle", "cuIpcGetEventHandle"):
+        DRIVER.fail_next(function, "CUDA_ERROR_NOT_SUPPORTED", times=100)
+    np.testing.assert_array_equal(doubled(client, tensor_of(X), path=path), 2 * X)
+    with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU, path=path) as call:
+        array: Any = call.inputs["IN0"]
+        now(array.address)[:] = X
+        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
+        del array
+
+
+@pytest.mark.parametrize("path", ["inline", "triton-shm"])
 def test_tensors_that_could_be_lent_have_a_place_each_on_the_host(client: ShmClient, path: Any) -> None:
     given = {f"IN{number}": tensor_of(X + number) for number in range(2)}
     result = client.infer("two", given, outputs={**ON_HOST, "OUT1": X.nbytes}, path=path)
