@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import TensorError
+from ..errors import CudaError
 from ..memory.allocations import DeviceMemory
 from ..runtime import CudaRuntime
 from .device_array import DeviceArray, StridedArray
-from .pieces import plan
+from .pieces import Plan, plan
 
 __all__ = ["MAX_PIECES", "Array", "copy", "copy_of", "new_array"]
 
@@ -87,6 +88,24 @@ def _download(runtime: CudaRuntime, target: npt.NDArray[Any], source: OnGpu, str
 def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, device: int, tensor: str) -> int:
     """Queue a copy, and return the stream's GPU."""
     planned = plan(target.shape, target.strides, source.strides, target.dtype.itemsize)
+    _check_count(planned, source, tensor)
+    own = runtime.stream_device(stream, device)
+    for array in (target, source):
+        if isinstance(array, DeviceArray):
+            array.let_wait(stream, own)
+    with runtime.on(own):
+        try:
+            _queue(runtime, planned, _address_of(target), _address_of(source), stream)
+        except CudaError as error:
+            if planned.height == 1 or error.name != "CUDA_ERROR_INVALID_VALUE":
+                raise
+            planned = planned.by_rows()  # the GPU may refuse a pitch that others take
+            _check_count(planned, source, tensor)
+            _queue(runtime, planned, _address_of(target), _address_of(source), stream)
+    return own
+
+
+def _check_count(planned: Plan, source: Array, tensor: str) -> None:
     if planned.count > MAX_PIECES:
         raise TensorError(
             tensor,
@@ -94,21 +113,15 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
             f"more than {MAX_PIECES}; make it contiguous, for example by tensor.contiguous() or "
             "cupy.ascontiguousarray(array)",
         )
-    own = runtime.stream_device(stream, device)
-    for array in (target, source):
-        if isinstance(array, DeviceArray):
-            array.let_wait(stream, own)
-    target_address, source_address = _address_of(target), _address_of(source)
-    with runtime.on(own):
-        for piece in planned.pieces():
-            to, by = target_address + piece.target, source_address + piece.source
-            if planned.height == 1:
-                runtime.copy(to, by, planned.width, stream)
-            else:
-                runtime.copy_rows(
-                    to, planned.target_pitch, by, planned.source_pitch, planned.width, planned.height, stream
-                )
-    return own
+
+
+def _queue(runtime: CudaRuntime, planned: Plan, target: int, source: int, stream: int) -> None:
+    for piece in planned.pieces():
+        to, by = target + piece.target, source + piece.source
+        if planned.height == 1:
+            runtime.copy(to, by, planned.width, stream)
+        else:
+            runtime.copy_rows(to, planned.target_pitch, by, planned.source_pitch, planned.width, planned.height, stream)
 
 
 def _address_of(array: Array) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 __all__ = ["Piece", "Plan", "plan"]
@@ -42,6 +42,11 @@ class Plan:
     def count(self) -> int:
         """The number of rectangles."""
         return math.prod(axis.size for axis in self.others)
+
+    def by_rows(self) -> Plan:
+        """Return the same copy as single rows."""
+        others = (*self.others, _Axis(self.height, self.target_pitch, self.source_pitch))
+        return replace(self, height=1, target_pitch=self.width, source_pitch=self.width, others=others)
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the beginning of each rectangle."""

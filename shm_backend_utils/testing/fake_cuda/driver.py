@@ -138,6 +138,10 @@ class FakeDriver:
         """Set the delay before each piece of work on a stream. Recording events and waiting for them have no delay."""
         self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
 
+    def max_pitch(self, byte_size: int = 0) -> None:
+        """Refuse copies of rows that are farther apart; 0 for CUDA's own limit, 2 GiB - 1."""
+        self._native.fake_cuda_set_max_pitch(ctypes.c_size_t(byte_size))
+
     def namespace(self, process: int, name: str, pid: int = 0) -> None:
         """Put a virtual process into a PID namespace, with a process id there; 0 means the real one."""
         self._native.fake_cuda_set_namespace(process, name.encode(), pid)

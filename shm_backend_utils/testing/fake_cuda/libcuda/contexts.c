@@ -98,6 +98,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
   /* unified addressing, managed memory, concurrent managed access, virtual memory, pools, IPC of events */
   static const int present[] = {41, 83, 89, 102, 115, 125};
   *value = attribute == 10; /* warp size: nobody divides by it */
+  if (attribute == 11) *value = (int)settings.max_pitch;
   for (size_t i = 0; i < sizeof present / sizeof *present; i++) *value |= attribute == present[i];
   return CUDA_SUCCESS;
 }

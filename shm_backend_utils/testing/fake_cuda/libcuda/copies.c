@@ -146,7 +146,7 @@ static CUresult side_of(const struct rectangle *one, size_t width, struct side *
   int is_known = one->type == HOST_MEMORY || one->type == DEVICE_MEMORY || one->type == UNIFIED_MEMORY;
   if (!is_known) return CUDA_ERROR_INVALID_VALUE;
   size_t pitch = one->pitch ? one->pitch : width + one->x;
-  if (pitch < width + one->x) return CUDA_ERROR_INVALID_VALUE;
+  if (pitch < width + one->x || pitch > settings.max_pitch) return CUDA_ERROR_INVALID_VALUE;
   uintptr_t start = one->type == HOST_MEMORY ? (uintptr_t)one->host : one->device;
   *side = SIDE(start + one->y * pitch + one->x, pitch);
   return CUDA_SUCCESS;

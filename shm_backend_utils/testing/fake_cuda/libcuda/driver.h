@@ -19,6 +19,7 @@
 #define PROCESSES 16
 #define DEVICES 8
 #define BLOCK_BYTES ((size_t)2 << 20)
+#define MAX_PITCH (((size_t)1 << 31) - 1)
 #define MOST_RUBBISH ((size_t)16 << 20)
 
 typedef int CUresult;
@@ -89,7 +90,7 @@ struct settings {
   int devices, driver_version;
   unsigned char uuids[DEVICES][16];
   uint64_t delay_us;
-  size_t memory_bytes;
+  size_t memory_bytes, max_pitch;
   struct { uint64_t pid_namespace; int pid; } seen[PROCESSES]; /* as handles have it */
 };
 extern struct settings settings;

@@ -10,7 +10,8 @@ pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 __thread int the_process;
 __thread int is_in_host_function;
-struct settings settings = {.devices = 2, .driver_version = 13000, .delay_us = 200, .memory_bytes = (size_t)4 << 30};
+struct settings settings = {.devices = 2, .driver_version = 13000, .delay_us = 200, .memory_bytes = (size_t)4 << 30,
+                            .max_pitch = MAX_PITCH};
 
 struct failure { struct failure *next; int process, times; CUresult error; };
 struct function { struct function *next; char name[48]; uint64_t calls[PROCESSES]; struct failure *failures; };
@@ -144,6 +145,8 @@ uint64_t new_nonce(void) {
 EXPORT void fake_cuda_set_process(int process) { the_process = process >= 0 && process < PROCESSES ? process : 0; }
 EXPORT int fake_cuda_process(void) { return the_process; }
 EXPORT void fake_cuda_set_delay(uint64_t microseconds) { lock(); settings.delay_us = microseconds; unlock(0); }
+
+EXPORT void fake_cuda_set_max_pitch(size_t size) { lock(); settings.max_pitch = size ? size : MAX_PITCH; unlock(0); }
 
 EXPORT void fake_cuda_set_namespace(int process, const char *name, int pid) {
   lock();

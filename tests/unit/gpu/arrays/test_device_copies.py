@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from shm_backend_utils.gpu.arrays.copies import MAX_PIECES, copy
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.pieces import Plan, plan
 from tests.unit.gpu.arrays.conftest import Array, Gpu, numbers
-from tests.unit.gpu.fakes import kernel
+from tests.unit.gpu.fakes import DRIVER, fails_by, kernel
 
 ORDERS: dict[str, Any] = {
     "contiguous": lambda: numbers((6, 5, 4)),
@@ -61,6 +62,29 @@ def test_the_stream_may_be_of_another_gpu_than_the_array(gpu: Gpu) -> None:
     copy(gpu.runtime, there, values, stream)
     copy(gpu.runtime, back, there, stream)
     same_bytes(back, values)
+
+
+@pytest.fixture
+def small_pitches(gpu: Gpu) -> Iterator[None]:
+    stream = gpu.stream()
+    with gpu.runtime.on(0), fails_by("CUDA_ERROR_INVALID_VALUE"):
+        gpu.runtime.copy_rows(gpu.empty((2,)).address, 2**31, gpu.empty((2,)).address, 4, 4, 1, stream)
+    DRIVER.max_pitch(8)
+    yield
+    DRIVER.max_pitch()
+
+
+@pytest.mark.usefixtures("small_pitches")
+def test_rows_that_cuda_refuses_as_a_rectangle_are_copied_one_by_one(gpu: Gpu) -> None:
+    values = numbers((20, 30, 3), np.uint8)[5:15, 7:19]
+    target = gpu.empty(values.shape, np.uint8)
+    copy(gpu.runtime, target, gpu.strided(values), gpu.stream())
+    gpu.wait()
+    same_bytes(gpu.read(target), values)
+    assert DRIVER.count("cuMemcpyAsync") == len(values)
+    many = numbers((MAX_PIECES + 1, 10), np.uint8)[:, :9]
+    with pytest.raises(TensorError, match="tensor 'X' of shape .4097, 9. .* 4097 copies, more than 4096; make it cont"):
+        copy(gpu.runtime, gpu.empty(many.shape, np.uint8), gpu.strided(many), gpu.stream(), tensor="X")
 
 
 def test_what_lies_in_too_many_pieces_is_refused_with_the_way_out(gpu: Gpu) -> None:
