@@ -57,7 +57,7 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gp
 
 @pytest.mark.parametrize("lend_bytes", [0, 1 << 20])
 def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer, lend_bytes: int) -> None:
-    """From a size on, which is 1 MiB by default; smaller ones are copied on the GPU."""
+    """From a size on; smaller ones are copied on the GPU."""
     large = np.arange(1 << 19, dtype=np.float32)
     with gpu_of(flavour_of(triton_server), pool=PoolOptions(lend_bytes=lend_bytes)) as gpu:
         before = gpu.told()

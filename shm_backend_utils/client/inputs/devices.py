@@ -14,6 +14,7 @@ from ...gpu.arrays.copies import copy
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.imported import device_of, imported, is_on_gpu
 from ...gpu.arrays.libraries import library_of
+from ...gpu.errors import CudaError
 from ...gpu.memory.bank import DeviceBank
 from ...gpu.ordering import Mark, OwnStreams, order_after
 from ...gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
@@ -85,13 +86,15 @@ class GpuWork:
 class DeviceSource(Source):
     """One input on a GPU. It is copied on the stream of ``work``."""
 
-    __slots__ = ("_facts", "array", "library", "value", "work")
+    __slots__ = ("_facts", "_obstacle", "array", "handle", "library", "value", "work")
 
     def __init__(self, name: str, value: Any, work: GpuWork, gpus: Gpus, device: int) -> None:
         self.value = value  # as the user gave it
         self.work = work
         self.library = library_of(value)
         self._facts: PointerFacts | None = None
+        self._obstacle: str | None = None
+        self.handle = b""  # CUDA's IPC handle of the allocation, when there is no obstacle
         self.array = imported(gpus.runtime, value, work.stream_on(device), tensor=name)
         array = self.array
         super().__init__(dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, (), array.device)
@@ -105,6 +108,11 @@ class DeviceSource(Source):
     @property
     def obstacle(self) -> str:
         """Why a model cannot use the memory in place, and the remedy; empty if it can."""
+        if self._obstacle is None:
+            self._obstacle = self._obstacle_of_its_kind() or self._export()
+        return self._obstacle
+
+    def _obstacle_of_its_kind(self) -> str:
         if not self.byte_size:
             return "it has no bytes"
         if self.is_strided:
@@ -118,6 +126,17 @@ class DeviceSource(Source):
                 "it lies in a memory pool of CUDA (cudaMallocAsync) or in virtual memory, which CUDA IPC cannot share; "
                 "allocate it by cudaMalloc, as CuPy's own pool does, and PyTorch's without expandable_segments and "
                 "cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF"
+            )
+        return ""
+
+    def _export(self) -> str:
+        """Export the memory; return the obstacle, or an empty string."""
+        try:
+            self.handle = self.array.runtime.export(self.facts.base)
+        except CudaError as error:
+            return (
+                f"CUDA refuses to export it ({error.name}), as it does with memory of another process, for example "
+                "from torch.multiprocessing; allocate it in this process"
             )
         return ""
 

@@ -103,6 +103,12 @@ class PathChooser:
         prefers_inline = is_direct and self._inline_bytes > 0 and unexplained.open(_INLINE)
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
+        if path == _DIRECT:
+            detail = (
+                f"the model uses those of {self._options.lend_bytes:,} bytes or more in place, and smaller ones are "
+                "copied on the GPU (PoolOptions.lend_bytes); those of prepared calls are always used in place"
+            )
+            checks = (*checks, Check("tensors on GPUs?", True, detail, ()))
         needs_grpcio = self._codec.needs_grpcio
         if needs_grpcio is not None:
             slower = f"grpcio carries the requests, which takes longer, because of {needs_grpcio}"

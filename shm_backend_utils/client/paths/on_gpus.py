@@ -191,8 +191,8 @@ class CallOnGpus(OnGpus):
                     f"{described}, and fill inputs[{name!r}]",
                 )
             if base not in numbers:
-                handle, uuid = runtime.export(base), runtime.device_uuid(device)
-                claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", not is_prepared))
+                uuid = runtime.device_uuid(device)
+                claims.append(CudaRegionClaim(source.handle, byte_size, uuid, 0, b"", not is_prepared))
                 buffers.append(GpuBuffer(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]

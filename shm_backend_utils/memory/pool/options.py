@@ -42,8 +42,9 @@ class PoolOptions:
     max_device_bytes : int or None
         The budget on each GPU; None for all of the GPU's memory.
     lend_bytes : int
-        The smallest input on a GPU that is used in place, in bytes, if CUDA can share its memory. Smaller ones are
-        copied on the GPU, which is faster than opening them in the model. 0 for all.
+        The smallest input on a GPU that is used in place, in bytes, if CUDA can share its memory; 0 for all. Smaller
+        ones are copied on the GPU, because the model opens and closes lent memory for each call. That takes as long as
+        a copy of 64 to 256 MiB on an idle GPU, and until the GPU is idle otherwise. A prepared call keeps it open.
     max_batch_bytes : int
         How much memory to take at once for calls that a model may serve as one batch, so that their rows follow one
         another; 0 for none. Only for models with a batcher, and calls that are made side by side.
@@ -67,7 +68,7 @@ class PoolOptions:
     max_bytes: int | None = None
     region: RegionName = "auto"
     max_device_bytes: int | None = None
-    lend_bytes: int = 2**20
+    lend_bytes: int = 256 * 2**20
     max_batch_bytes: int = 64 * 2**20
     idle_s: float = 60.0
     head_room: float = 1.25

@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 
 import shm_backend_utils
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.server import EmbeddedServer, Installation
 
 from ... import ROOT
@@ -115,6 +115,7 @@ def clients_of(gpus: Sequence[Gpu], installation: Installation) -> Iterator[list
         server = stack.enter_context(temporary_server("gpu-check", models, installation=installation, numpy="own"))
         after_server = stack.enter_context(contextlib.ExitStack())
         bare = stack.enter_context(grpcclient.InferenceServerClient(server.grpc_url))
-        shm = [stack.enter_context(ShmClient(server.grpc_url, cuda=gpu.access)) for gpu in gpus]
+        pool = PoolOptions(lend_bytes=2**20)  # the checks' own tensors are used in place, which are small
+        shm = [stack.enter_context(ShmClient(server.grpc_url, cuda=gpu.access, pool=pool)) for gpu in gpus]
         yield [ServerClient(gpu, each, bare, server, after_server) for gpu, each in zip(gpus, shm, strict=True)]
         server.stop()  # no model has the clients' memory mapped then: they free it when they are closed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, ShmClient
+from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
@@ -47,13 +47,15 @@ def test_tensors_of_one_allocation_are_one_region(server: GpuServer, client: Shm
 
 
 def test_small_tensors_are_copied_and_nothing_is_told(server: GpuServer, cuda: CudaAccess) -> None:
-    with gpu_client(server, cuda) as client, warnings.catch_warnings():
+    assert PoolOptions().lend_bytes == 256 * 2**20
+    large = np.ones(2**20 // 4, np.float32)
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        np.testing.assert_array_equal(doubled(client, tensor_of(X)), 2 * X)
-        assert not loans(server)
-        large = np.ones(2**20 // 4, np.float32)
-        client.infer("m", {"IN0": tensor_of(large)}, outputs={"OUT0": large.nbytes})
-        assert len(loans(server)) == 1
+        for lend_bytes, is_lent in ((large.nbytes + 1, False), (large.nbytes, True)):
+            with gpu_client(server, cuda, lend_bytes=lend_bytes) as client:
+                client.infer("m", {"IN0": tensor_of(large)}, outputs={"OUT0": large.nbytes}).release()
+                assert len(loans(server)) == is_lent
+                assert f"uses those of {lend_bytes:,} bytes or more in place" in str(client.explain("m"))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,19 @@ def test_other_memory_is_copied(server: GpuServer, client: ShmClient, given: Cal
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(doubled(client, x), 2 * X)
+    assert not loans(server)
+
+
+def received() -> Tensor:
+    """Return memory as torch.multiprocessing receives it: CUDA exports it only where it was allocated."""
+    DRIVER.fail_next("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE")
+    return tensor_of(X)
+
+
+def test_memory_that_cannot_be_exported_is_copied(server: GpuServer, client: ShmClient) -> None:
+    told = "input 'IN0' of model 'm' is copied on its GPU: CUDA refuses to export it .CUDA_ERROR_INVALID_VALUE., as"
+    with pytest.warns(CopyWarning, match=told):
+        np.testing.assert_array_equal(doubled(client, received()), 2 * X)
     assert not loans(server)
 
 
@@ -197,8 +212,9 @@ def test_a_prepared_calls_tensor_is_kept_until_no_model_has_it(server: GpuServer
     wait_until(is_gone)
 
 
-@pytest.mark.parametrize("kind", ["pool", "managed", "vmm"])
+@pytest.mark.parametrize("kind", ["pool", "managed", "vmm", "received"])
 def test_memory_that_cuda_cannot_share_is_no_prepared_calls(client: ShmClient, kind: Any) -> None:
+    x = received() if kind == "received" else tensor_of(X, kind=kind)
     with pytest.raises(TensorError, match=r"input 'IN0' cannot be a prepared call's memory: .*'cuda:0'") as caught:
-        client.prepare("m", {"IN0": tensor_of(X, kind=kind)}, outputs=ON_HOST)
+        client.prepare("m", {"IN0": x}, outputs=ON_HOST)
     assert caught.value.tensor == "IN0"
