@@ -145,6 +145,13 @@ EXPORT void fake_cuda_set_process(int process) { the_process = process >= 0 && p
 EXPORT int fake_cuda_process(void) { return the_process; }
 EXPORT void fake_cuda_set_delay(uint64_t microseconds) { lock(); settings.delay_us = microseconds; unlock(0); }
 
+EXPORT void fake_cuda_set_lacking(const char *names) { /* separated by commas */
+  lock();
+  settings.has_no_virtual_memory = names && strstr(names, "virtual memory");
+  settings.has_no_descriptors = settings.has_no_virtual_memory || (names && strstr(names, "descriptors"));
+  unlock(0);
+}
+
 EXPORT void fake_cuda_set_namespace(int process, const char *name, int pid) {
   lock();
   settings.seen[process].pid_namespace = hash_of(name);
@@ -210,6 +217,7 @@ __attribute__((constructor)) static void load(void) {
   settings.driver_version = (int)environment("SHM_FAKE_CUDA_DRIVER_VERSION", settings.driver_version);
   settings.delay_us = (uint64_t)environment("SHM_FAKE_CUDA_DELAY_US", (long)settings.delay_us);
   settings.memory_bytes = (size_t)environment("SHM_FAKE_CUDA_MEMORY_BYTES", (long)settings.memory_bytes);
+  fake_cuda_set_lacking(getenv("SHM_FAKE_CUDA_LACKS"));
   read_uuids(getenv("SHM_FAKE_CUDA_UUIDS"));
   for (int process = 0; process < PROCESSES; process++)
     settings.seen[process].pid_namespace = hash_of(getenv("SHM_FAKE_CUDA_PID_NAMESPACE")),
