@@ -8,7 +8,7 @@
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
-   16  secret       16 bytes  the token of a lent region, or of memory by descriptor; of other CUDA memory, the GPU's UUID
+   16  secret       16 bytes  the token of a lent region or of CUDA memory by descriptor; the GPU's UUID of kind 2
    32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; the 16 bytes
                     of a GPU's UUID and a key; then zeros up to a multiple of 8
 

@@ -101,7 +101,7 @@ class FakeDriver:
     - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
     - ``SHM_FAKE_CUDA_DRIVER_VERSION``: CUDA's version (13000); functions that came later are not found.
     - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: the values in this process' handles.
-    - ``SHM_FAKE_CUDA_LACKS``: what its GPUs lack, as for :meth:`lack`.
+    - ``SHM_FAKE_CUDA_LACKS``: features that its GPUs lack, separated by commas, as for :meth:`lack`.
     - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, separated by commas, as for :meth:`fail_next`.
     - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
     """
