@@ -13,14 +13,16 @@ from tests.e2e.eventually import eventually
 from tests.e2e.fake_gpus import DRIVER, MODEL, X, content_of, left_here
 from tests.harness.conftest import REPOSITORIES
 
-DEEDS = ("double", "double_in_memory_of_its_own", "double_on_the_host")
+MODELS = (MODEL, "fake_gpu_pinned")
+WAYS = ("cuIpcOpenMemHandle", "cuMemImportFromShareableHandle")
+DEEDS = ("double", "double_in_memory_of_its_own", "double_on_the_host", "forward")
 
 
 def test_a_harness_shares_gpu_memory() -> None:
     runtime, before = DRIVER.runtime(), left_here()
-    opened = DRIVER.count("cuIpcOpenMemHandle")
+    opened, imported = (DRIVER.count(name) for name in WAYS)
     with (
-        ModelHarness(REPOSITORIES[0] / MODEL) as harness,
+        ModelHarness(*(REPOSITORIES[0] / model for model in MODELS)) as harness,
         ShmClient(harness, cuda=CudaAccess(lambda: runtime)) as client,
     ):
         for deed in DEEDS:
@@ -30,5 +32,5 @@ def test_a_harness_shares_gpu_memory() -> None:
                 np.testing.assert_array_equal(content_of(result["Y"]), X * 2)
     del x
     eventually(lambda: not runtime.retired.collect() and left_here() == before)
-    assert DRIVER.count("cuIpcOpenMemHandle") == opened
+    assert [DRIVER.count(name) for name in WAYS] == [opened, imported + len(MODELS)]  # each has mapped it once
     assert DRIVER.violations() == []

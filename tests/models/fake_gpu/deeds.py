@@ -98,6 +98,11 @@ class TritonPythonModel:
     def do_double_on_the_host(self, call):
         call.put("Y", call.to_host(call.input("X")) * 2)
 
+    def do_forward(self, call):
+        """Let another model on the same GPU do `double`."""
+        y = call.device_output("Y", call.input("X").shape, np.float32)
+        call.forward("fake_gpu_pinned", {"X": call.input("X")}, {"Y": y}, parameters={"deed": "double"})
+
     def do_double_behind_the_gate(self, call):
         """Y = 2 X, when the test lets the model go."""
         x, y = call.input("X"), call.device_output("Y", call.input("X").shape, np.float32)
