@@ -65,8 +65,8 @@ enum shmbu_datatype {
     SHMBU_BF16 = 14
 };
 
-enum shmbu_region_kind { SHMBU_LENT = 1, SHMBU_CUDA = 2, SHMBU_NAMED = 3 };
-enum shmbu_region_flags { SHMBU_FOR_ONE_REQUEST = 1 }; /* of CUDA memory */
+enum shmbu_region_kind { SHMBU_LENT = 1, SHMBU_CUDA = 2, SHMBU_NAMED = 3, SHMBU_CUDA_DESCRIPTOR = 4 };
+enum shmbu_region_flags { SHMBU_FOR_ONE_REQUEST = 1 }; /* of CUDA memory by CUDA IPC */
 enum shmbu_result_flags { SHMBU_IN_RESPONSE = 1 };
 enum shmbu_answer_status { SHMBU_GIVEN = 0, SHMBU_NOT_GIVEN = 1 };
 

@@ -45,7 +45,7 @@ class ClientMemory:
     def __init__(self, owner: object, options: PoolOptions, cuda: CudaAccess) -> None:
         if not isinstance(options, PoolOptions):
             raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
-        self.bank = DeviceBank(cuda, options.max_device_bytes)  # the regions' memory on GPUs
+        self.bank = DeviceBank(cuda, options.max_device_bytes, options.access)  # the regions' memory on GPUs
         self.pool = SlotPool(options, self.bank.collect)
         self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)  # finalizers may call it, too
 

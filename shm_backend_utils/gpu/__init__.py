@@ -1,1 +1,1 @@
-"""GPU memory: allocations and mappings by CUDA IPC, arrays, streams, events, and the CUDA runtime for them."""
+"""GPU memory, shared by CUDA IPC or by descriptor; arrays, streams, events, and the CUDA runtime for them."""

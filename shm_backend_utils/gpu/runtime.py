@@ -15,6 +15,7 @@ from ..errors import MachineError
 from ..process import call_after_fork
 from .errors import CudaError
 from .retired import Retired
+from .virtual_memory import BLOCK_BYTES, VirtualMemory
 
 __all__ = [
     "BLOCK_BYTES",
@@ -29,9 +30,6 @@ __all__ = [
 
 HANDLE_LENGTH: Final = 64
 """Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
-
-BLOCK_BYTES: Final = 2 * 2**20
-"""CUDA allocates in blocks of this size, and an IPC handle opens whole blocks. So shared memory fills whole blocks."""
 
 # CUDA's default streams have numbers, and belong to the current device. Array libraries write 0 for the legacy default
 # stream, but the driver may read 0 as the per-thread one. So read a library's stream as `stream or LEGACY_STREAM`.
@@ -73,7 +71,7 @@ class PointerFacts(NamedTuple):
     is_exportable: bool = False
 
 
-class CudaRuntime:
+class CudaRuntime(VirtualMemory):
     """CUDA in this process. Thread-safe. Addresses, streams and events are integers."""
 
     def __init__(self, driver: Any | None = None) -> None:

@@ -50,6 +50,10 @@ class Descriptor:
         """Open the file again, for locks of its own; O_NONBLOCK, as a peer's file lease could block the call."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
+    def duplicate(self) -> Descriptor:
+        """Return another descriptor of the same open file description, for files that cannot be opened again."""
+        return Descriptor(os.dup, self.fileno())
+
     def outlive_object(self) -> None:
         """Keep the descriptor open until the process ends, even without this object: others may still rely on it."""
         self._outlives = True

@@ -2,15 +2,15 @@
 
 ::
 
-    0  kind         u8    1 lent, 2 CUDA, 3 named
+    0  kind         u8    1 lent, 2 CUDA, 3 named, 4 CUDA by descriptor
     1  flags        u8    1 for CUDA memory that is lent for this request alone; else 0
     2  slot         u16   of a lent region: the slot that its lender executes in
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
-   16  secret       16 bytes  a lent region's token; a GPU's UUID
-   32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; then zeros
-                    up to a multiple of 8
+   16  secret       16 bytes  the token of a lent region or of CUDA memory by descriptor; the GPU's UUID of kind 2
+   32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; the 16 bytes
+                    of a GPU's UUID and a key; then zeros up to a multiple of 8
 
 A claim comes from a peer. This module makes every check that needs no opened memory.
 """
@@ -26,6 +26,7 @@ from ..errors import TableError
 
 __all__ = [
     "MAX_REGIONS",
+    "CudaDescriptorClaim",
     "CudaRegionClaim",
     "LentRegionClaim",
     "NamedRegionClaim",
@@ -43,10 +44,12 @@ MAX_REGIONS: Final = 64
 _LENT: Final = 1
 _CUDA: Final = 2
 _NAMED: Final = 3
+_CUDA_DESCRIPTOR: Final = 4
 _CLAIM: Final = struct.Struct("<BBHHHQ16s")
 _NO_FENCE: Final = 0xFFFF
 _NOTHING: Final = bytes(16)
 _HANDLE_LENGTH: Final = 64  # CUipcMemHandle, CUipcEventHandle
+_UUID_LENGTH: Final = 16
 _FOR_ONE_REQUEST: Final = 1
 _MAX_INT64: Final = 2**63 - 1
 _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
@@ -81,13 +84,24 @@ class CudaRegionClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaDescriptorClaim:
+    """Device memory that its owner hands over by a descriptor, as it does sealed regions. It has no header, either."""
+
+    key: str  # of the handover, as that of a sealed region
+    byte_size: int  # of the whole allocation
+    token: str  # the secret for the handover: 32 lowercase hexadecimal digits
+    device_uuid: str  # as in CudaRegionClaim
+    fence: int  # as in CudaRegionClaim; there is always one
+
+
+@dataclass(frozen=True, slots=True)
 class NamedRegionClaim:
     """A foreign region, by its registered name: offsets count from the registered part's beginning. It has no fence."""
 
     name: str
 
 
-RegionClaim = LentRegionClaim | CudaRegionClaim | NamedRegionClaim
+RegionClaim = LentRegionClaim | CudaRegionClaim | CudaDescriptorClaim | NamedRegionClaim
 
 
 def claimed_size(claim: RegionClaim) -> int:
@@ -110,6 +124,10 @@ def encode_claim(claim: RegionClaim) -> bytes:
         handles = claim.handle + claim.event
         flags = _FOR_ONE_REQUEST if claim.is_for_one_request else 0
         return _CLAIM.pack(_CUDA, flags, 0, fence, len(handles), claim.byte_size, uuid) + handles
+    if isinstance(claim, CudaDescriptorClaim):
+        name, token = bytes.fromhex(claim.device_uuid) + claim.key.encode(), bytes.fromhex(claim.token)
+        head = _CLAIM.pack(_CUDA_DESCRIPTOR, 0, 0, claim.fence, len(name), claim.byte_size, token)
+        return head + padded(name)
     name = claim.name.encode()
     return _CLAIM.pack(_NAMED, 0, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
 
@@ -135,7 +153,7 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
     if count > 1:
         check_are_different(found)
     for index, claim in enumerate(found):
-        fence = isinstance(claim, CudaRegionClaim) and claim.fence
+        fence = isinstance(claim, CudaRegionClaim | CudaDescriptorClaim) and claim.fence
         if fence and (fence > index or not isinstance(found[fence - 1], LentRegionClaim)):
             expected = "0, or the number of an earlier region that is lent"
             raise TableError(f"regions[{index + 1}].fence", str(fence), expected)
@@ -147,8 +165,8 @@ def _claim(
 ) -> RegionClaim:
     if kind == _NAMED:
         return NamedRegionClaim(_text(field, name))
-    if kind not in (_LENT, _CUDA):
-        raise TableError(f"{field}.kind", str(kind), f"{_LENT}, {_CUDA} or {_NAMED}")
+    if kind not in (_LENT, _CUDA, _CUDA_DESCRIPTOR):
+        raise TableError(f"{field}.kind", str(kind), f"{_LENT}, {_CUDA}, {_NAMED} or {_CUDA_DESCRIPTOR}")
     if not 1 <= byte_size <= _MAX_INT64:
         raise TableError(f"{field}.byte_size", str(byte_size), "a size from 1 to 2^63 - 1")
     if kind == _CUDA:
@@ -160,10 +178,15 @@ def _claim(
         handle, event = name[:_HANDLE_LENGTH], name[_HANDLE_LENGTH:]
         fenced_by = None if fence == _NO_FENCE else fence
         return CudaRegionClaim(handle, byte_size, secret.hex(), fenced_by, event, bool(flags))
-    key = _text(field, name)
+    begin = _UUID_LENGTH if kind == _CUDA_DESCRIPTOR else 0
+    key = _text(field, name[begin:])
     if not _KEY.fullmatch(key):
-        raise TableError(f"{field}.name", "other text", "the key of a managed region")
-    return LentRegionClaim(key, byte_size, secret.hex(), slot)
+        raise TableError(f"{field}.name", "other text", "the key of a managed region, or of memory by descriptor")
+    if kind == _LENT:
+        return LentRegionClaim(key, byte_size, secret.hex(), slot)
+    if fence == _NO_FENCE:
+        raise TableError(f"{field}.fence", str(fence), "the slot that fences memory by descriptor")
+    return CudaDescriptorClaim(key, byte_size, secret.hex(), name[:begin].hex(), fence)
 
 
 def _text(field: str, name: bytes) -> str:

@@ -41,7 +41,7 @@ class BufferAttributes:
     byte_size : int
         The tensor's size in bytes.
     cuda_ipc_handle : bytes or None
-        The 64 bytes of ``cudaIpcMemHandle_t`` through which the memory was opened; None for CPU memory.
+        The 64 bytes of ``cudaIpcMemHandle_t`` through which the memory was opened; None for other memory.
     """
 
     memory_type: MemoryType

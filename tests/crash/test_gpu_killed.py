@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
@@ -35,7 +35,7 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 driver, parameters = FakeDriver.load(), json.loads(sys.argv[2])
 """
 VICTIM = """
-client = ShmClient(sys.argv[1], pool=PoolOptions(region="system"))  # whose names could be left behind
+client = ShmClient(sys.argv[1], pool=PoolOptions(region=sys.argv[3]))
 place = ((1000,), np.float32, "cuda:0")
 call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=parameters, path="direct")
 x = call.inputs["X"]
@@ -58,12 +58,17 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def victim_of(
-    server: EmbeddedServer, gate: Gate, is_model_at_work: bool, program: str = VICTIM, deed: str = "double"
+    server: EmbeddedServer,
+    gate: Gate,
+    is_model_at_work: bool,
+    program: str = VICTIM,
+    deed: str = "double",
+    region: str = "system",
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a client whose model has its memory open, and maybe stands at a gate, until it is killed."""
     gate.close()
     parameters = {**gate.parameters(""), "deed": "double_behind_the_gate" if is_model_at_work else deed}
-    with standing("-c", BEGIN + program + END, server.grpc_url, json.dumps(parameters)) as victim:
+    with standing("-c", BEGIN + program + END, server.grpc_url, json.dumps(parameters), region) as victim:
         if is_model_at_work:
             gate.wait_for_model()
         else:
@@ -80,7 +85,7 @@ def before(triton_server: EmbeddedServer) -> Told:
 
 def test_the_model_and_the_next_client_leave_nothing(triton_server: EmbeddedServer, gate: Gate, before: Told) -> None:
     url = triton_server.grpc_url
-    with victim_of(triton_server, gate, False) as victim:
+    with victim_of(triton_server, gate, False) as victim:  # whose region's name could be left behind
         regions = regions_of(victim.pid)
         assert region_of(victim.pid) is not None
         assert told_by(MODEL, url).open_now == before.open_now + 1
@@ -93,8 +98,11 @@ def test_the_model_and_the_next_client_leave_nothing(triton_server: EmbeddedServ
         eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
 
 
-def test_a_model_at_work_closes_the_memory_at_its_end(triton_server: EmbeddedServer, gate: Gate, before: Told) -> None:
-    with victim_of(triton_server, gate, True) as victim:
+@pytest.mark.parametrize("region", ["system", "sealed"])
+def test_a_model_at_work_closes_the_memory_at_its_end(
+    triton_server: EmbeddedServer, gate: Gate, before: Told, region: str
+) -> None:
+    with victim_of(triton_server, gate, True, region=region) as victim:
         pass
     with ShmClient(triton_server.grpc_url):
         eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
@@ -138,7 +146,8 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
     before = left_here()
     runtime = DRIVER.runtime()
     given = [DRIVER.tensor(X)]
-    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
+    pool = PoolOptions(region="system" if model == "fake_gpu_events" else "sealed")
+    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime), pool=pool) as client:
 
         def infer(name: str, deed: str, **parameters: Any) -> Any:
             said = {"deed": deed, **parameters}

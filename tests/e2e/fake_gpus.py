@@ -68,7 +68,7 @@ class Gpu:
 
     @property
     def allocations(self) -> int:
-        return DRIVER.count("cuMemAlloc") - self.made
+        return DRIVER.count("cuMemCreate") + DRIVER.count("cuIpcGetMemHandle")  # by descriptor, and by CUDA IPC
 
     def fill(self, array: Any, values: Any) -> None:
         memory, value = DRIVER.memory(array.address, array.shape, array.dtype), np.asarray(values)

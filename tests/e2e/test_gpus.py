@@ -12,6 +12,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, PoolOptions, Result
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.crash.gate import Gate
@@ -24,6 +25,8 @@ from .loading_server import LoadingServer
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 NOTHING = LiveCounts()
+WITH_EVENTS = PoolOptions(region="system")
+"""The memory by CUDA IPC of regions in /dev/shm has events of the client's, and memory by descriptor has none."""
 
 
 @pytest.fixture
@@ -72,13 +75,17 @@ def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer,
         assert after.open_now == before.open_now + 1  # what is lent is unmapped before the answer
 
 
-def test_calls_of_similar_sizes_share_memory_that_is_allocated_and_mapped_once(gpu: Gpu) -> None:
-    before = gpu.told().opens
-    for size in range(900, 1000, 5):
-        with gpu.infer("double", gpu.array(X[:size]), ((size,), X.dtype, "cuda:0")) as result:
-            np.testing.assert_array_equal(content_of(result["Y"]), X[:size] * 2)
-    assert gpu.allocations == 1
-    assert gpu.told().opens == before + 1
+@pytest.mark.parametrize(("region", "way"), [("sealed", "cuMemCreate"), ("system", "cuIpcGetMemHandle")])
+def test_calls_of_similar_sizes_share_memory_that_is_allocated_and_mapped_once(
+    triton_server: EmbeddedServer, region: RegionName, way: str
+) -> None:
+    with gpu_of(flavour_of(triton_server), pool=PoolOptions(region=region)) as gpu:
+        before = gpu.told().opens
+        for size in range(900, 1000, 5):
+            with gpu.infer("double", gpu.array(X[:size]), ((size,), X.dtype, "cuda:0")) as result:
+                np.testing.assert_array_equal(content_of(result["Y"]), X[:size] * 2)
+        assert gpu.allocations == gpu.times(way) == 1
+        assert gpu.told().opens == before + 1
 
 
 EVERYWHERE = [None, 0, 1]
@@ -179,7 +186,7 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
 def test_memory_that_a_gpu_writes_to_is_neither_closed_nor_freed(triton_server: EmbeddedServer, gate: Gate) -> None:
     """The model has answered, and left it to its client to wait for the GPU; but the client closes."""
     gate.close()
-    with gpu_of(flavour_of(triton_server), "fake_gpu_events") as gpu:
+    with gpu_of(flavour_of(triton_server), "fake_gpu_events", pool=WITH_EVENTS) as gpu:
         infer(gpu).release()  # from now on the model has events
         infer_at_the_gate(gpu, gate).release()
         gate.wait_for_model()
@@ -217,7 +224,7 @@ def test_a_model_that_is_unloaded_closes_all_and_one_loaded_opens_it_again(loadi
 
 def test_with_events_a_response_comes_while_the_gpu_still_works(triton_server: EmbeddedServer, gate: Gate) -> None:
     gate.close()
-    with gpu_of(flavour_of(triton_server, "http aio"), "fake_gpu_events") as gpu:
+    with gpu_of(flavour_of(triton_server, "http aio"), "fake_gpu_events", pool=WITH_EVENTS) as gpu:
         infer(gpu, X + 1).release()  # from now on the model has events
         with infer_at_the_gate(gpu, gate) as result:
             y: Any = result["Y"]
@@ -237,12 +244,28 @@ def doubles_on_the_gpu(gpu: Gpu) -> bool:
         return is_doubled(result["Y"])
 
 
-def test_a_client_whose_memory_cannot_be_opened_at_all_takes_another_path(gpu: Gpu) -> None:
-    gpu.told("fail_next", function="cuIpcOpenMemHandle", name="CUDA_ERROR_MAP_FAILED", times=2)
-    with gpu.infer("double_where_it_is_wanted", gpu.array(X), ON_THE_GPU) as result:
-        assert (result.path, is_doubled(result["Y"])) == ("triton-shm", True)
-    gpu.client.explain(MODEL)  # checks everything anew
-    assert doubles_on_the_gpu(gpu)
+@pytest.mark.parametrize(
+    ("region", "function"), [("auto", "cuMemImportFromShareableHandle"), ("system", "cuIpcOpenMemHandle")]
+)
+def test_a_client_whose_memory_cannot_be_opened_at_all_takes_another_path(
+    triton_server: EmbeddedServer, region: RegionName, function: str
+) -> None:
+    with gpu_of(flavour_of(triton_server), pool=PoolOptions(region=region)) as gpu:
+        gpu.told("fail_next", function=function, name="CUDA_ERROR_MAP_FAILED", times=2)
+        with gpu.infer("double_where_it_is_wanted", gpu.array(X), ON_THE_GPU) as result:
+            assert (result.path, is_doubled(result["Y"])) == ("triton-shm", True)
+        gpu.client.explain(MODEL)  # checks everything anew
+        assert doubles_on_the_gpu(gpu)
+
+
+@pytest.mark.parametrize("lacks", ["virtual memory", "descriptors"])
+def test_gpus_that_share_nothing_by_descriptor_share_it_by_cuda_ipc(gpu: Gpu, lacks: Any) -> None:
+    DRIVER.lack(lacks)
+    try:
+        assert doubles_on_the_gpu(gpu)
+    finally:
+        DRIVER.lack()
+    assert (gpu.times("cuIpcGetMemHandle"), gpu.allocations) == (1, 1)
 
 
 # Where CUDA is missing

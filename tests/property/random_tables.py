@@ -20,6 +20,7 @@ from shm_backend_utils.dtypes import BYTES, LENGTH_SIZE, DType
 from shm_backend_utils.errors import PeerError, TableError
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.claims import (
+    CudaDescriptorClaim,
     CudaRegionClaim,
     LentRegionClaim,
     NamedRegionClaim,
@@ -149,7 +150,7 @@ def _check_array(dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:
 def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
     regions: list[RegionClaim] = []
     for number in range(rng.choice([0, 0, 0, 1, 2, 4])):
-        kind = rng.choice(["lent", "cuda", "named"])
+        kind = rng.choice(["lent", "cuda", "named", "descriptor"])
         lent = [n for n, each in enumerate(regions, 1) if isinstance(each, LentRegionClaim)]
         fence = rng.choice([None, 0, *lent])
         size = rng.choice([1, 4096, 2**20, 2**63 - 1])
@@ -164,6 +165,9 @@ def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
             )
             is_lent = fence is not None and rng.random() < 0.3
             regions.append(CudaRegionClaim(handle, size, uuid, fence, event, is_lent))
+        elif kind == "descriptor":
+            key, (token, uuid) = f"shmbu-fd-{number:032x}-1", (rng.randbytes(16).hex() for _ in range(2))
+            regions.append(CudaDescriptorClaim(key, size, token, uuid, fence or 0))
         else:
             regions.append(NamedRegionClaim(f"region {number} é"))
     return tuple(regions)

@@ -70,6 +70,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "LENT": claims._LENT,
     "CUDA": claims._CUDA,
     "NAMED": claims._NAMED,
+    "CUDA_DESCRIPTOR": claims._CUDA_DESCRIPTOR,
     "FOR_ONE_REQUEST": claims._FOR_ONE_REQUEST,
     "IN_RESPONSE": results._IN_RESPONSE,
     "GIVEN": handover._GIVEN,
@@ -262,6 +263,7 @@ SENTENCES: Final = [
     f"| {claims._LENT} lent | the key of a managed region |",
     f"| {claims._CUDA} CUDA |",
     f"| {claims._NAMED} named |",
+    f"| {claims._CUDA_DESCRIPTOR} CUDA by descriptor | the {claims._UUID_LENGTH} bytes of the GPU's UUID, then the key",
 ]
 
 

@@ -101,7 +101,9 @@ def examine_model(
     same = f"library {report.get('version')}, as here; NumPy {report.get('numpy')}"
     checkup.conclude(findings_in_report(spec, report), same, name)
     if looks_for_gpus:
-        checkup.conclude(findings_on_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
+        way = "by descriptor, as sealed memory" if probes.kind is RegionKind.SEALED else "by CUDA IPC"
+        same = f"client and model see the same GPUs; they share memory there {way}"
+        checkup.conclude(findings_on_gpus(config, gpus, report, here), same, name)
     return True
 
 

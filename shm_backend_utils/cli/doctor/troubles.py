@@ -318,8 +318,8 @@ class Trouble(Enum):
         "Give both the same instance, by its UUID: CUDA_VISIBLE_DEVICES=MIG-UUID.",
     )
     PID_NAMESPACE = (
-        "Client and model have GPUs, but different PID namespaces; if their process ids are equal by chance, CUDA "
-        "takes the other's handles for its own.",
+        "Client and model have GPUs, but different PID namespaces; so CUDA IPC fails, by which they share tensors that "
+        "are used in place, and the GPU memory of regions in /dev/shm.",
         "Share process ids: docker --pid=container:NAME, Kubernetes shareProcessNamespace: true.",
         _ADVICE,
     )

@@ -177,6 +177,7 @@ class PathChooser:
             told = "the model has answered, but did not say"
         elif code == StaleRequestError.code:
             outcome, told = True, "the model has fetched some by a socket; it cannot be truncated or left behind"
+            told += "; memory on GPUs goes the same way, or by CUDA IPC if a GPU cannot do that"
         elif code in NOT_OPENED:
             outcome, told = False, f"the model could not fetch it: {said}"
         return found(outcome, told)

@@ -19,12 +19,13 @@ from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.libraries import as_library
 from ...gpu.errors import CudaError
 from ...gpu.memory.allocations import CudaAllocation
+from ...gpu.memory.by_descriptor import Allocation
 from ...gpu.ordering import Mark
 from ...gpu.runtime import CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
 from ...memory.pool.slot import Memory, SlotRegion
-from ...protocol.claims import CudaRegionClaim
+from ...protocol.claims import CudaRegionClaim, RegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
 from ..errors import out_of_time
@@ -98,9 +99,9 @@ def _are_at_work(marks: list[Mark]) -> bool:
         return True  # a CUDA error hides the GPU's state, so assume that they still are
 
 
-def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
+def models_are_done(region: SlotRegion, allocations: Sequence[Allocation], deadline: float) -> Steps[None]:
     """Wait until models' GPUs have done their work in a region's memory; LostMemoryError if a model died first."""
-    left = list(allocations)
+    left = [each for each in allocations if isinstance(each, CudaAllocation)]  # no other memory has events
 
     def have_all() -> bool:
         had_users = region.has_users  # read before the events: a model releases memory only after its GPU is done
@@ -168,14 +169,11 @@ class CallOnGpus(OnGpus):
         runtime, layout = gpus.runtime, plan.layout
         self._region = region
         self._is_prepared = is_prepared
-        self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
+        self._allocations: Sequence[Allocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
         self.is_lost = False  # True once a model has ended while its GPU worked in this memory
         self._has_waited_for_others = False
-        claims = [
-            CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
-            for each in self._allocations
-        ]
+        claims: list[RegionClaim] = [each.claim for each in self._allocations]
         buffers = [
             GpuBuffer(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
             for each in self._allocations
@@ -258,7 +256,7 @@ class CallOnGpus(OnGpus):
     def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
-    def models_are_done(self, deadline: float, where: Sequence[CudaAllocation] | None = None) -> Steps[None]:
+    def models_are_done(self, deadline: float, where: Sequence[Allocation] | None = None) -> Steps[None]:
         """Wait until no model's GPU works in the call's memory, or in ``where``; LostMemoryError if a model died."""
         try:
             yield from models_are_done(self._region, self._allocations if where is None else where, deadline)
@@ -268,11 +266,12 @@ class CallOnGpus(OnGpus):
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
         """Make the user's streams wait for the GPU events that an answer names; without such streams, wait here."""
-        if max(events) > len(self._allocations):
+        having = {number: each for number, each in enumerate(self._allocations, 1) if isinstance(each, CudaAllocation)}
+        if not having.keys() >= set(events):
             raise broken_results("an event of memory that has none")
         if not all(place.region for place in outputs):  # a stream waits for the event, but the host would not
             raise broken_results("an event, though an output is on the host")
-        waiting = [self._allocations[number - 1] for number in events]
+        waiting = [having[number] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
         if not streams or any(each.is_the_threads for each in streams):  # a submitted call ends in another thread
             yield from self.models_are_done(deadline, waiting)

@@ -43,7 +43,7 @@ class DeviceView(TensorView):
 
     @property
     def attributes(self) -> BufferAttributes:
-        """The location and number of the bytes, and the IPC handle if this is a client's memory."""
+        """The location and number of the bytes, and the IPC handle if a client shares the memory by CUDA IPC."""
         return BufferAttributes(self._memory_type, self.device, self._array.nbytes, self._handle)
 
     def numpy(self) -> npt.NDArray[Any]:

@@ -6,6 +6,7 @@ import functools
 import os
 
 from ...errors import ClosedError
+from ...protocol.claims import CudaRegionClaim
 from ..runtime import CudaRuntime, whole_blocks
 
 __all__ = ["CudaAllocation", "DeviceMemory"]
@@ -26,6 +27,11 @@ class CudaAllocation:
         with runtime.on(device):
             self.event_handle = runtime.export_event(owned.event)  # 64 bytes, CUDA's CUipcEventHandle
         self.device_uuid = runtime.device_uuid(device)
+
+    @property
+    def claim(self) -> CudaRegionClaim:
+        """The claim of this memory, for a request in a slot that fences it."""
+        return CudaRegionClaim(self.handle, self.byte_size, self.device_uuid, 0, self.event_handle)
 
     @property
     def keeper(self) -> object:

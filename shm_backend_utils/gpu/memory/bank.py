@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from ...errors import BudgetError, MachineError
 from ...memory import locks
-from ...memory.descriptors import Descriptor
-from ...memory.managed import roomy
+from ...memory.descriptors import PRIVATE, Access, Descriptor
+from ...memory.managed import RegionKind, roomy
 from ...memory.pool.slot import SlotRegion
 from ...memory.repeater import Repeater
 from ...process import call_after_fork
@@ -18,6 +18,7 @@ from ..errors import CudaError
 from ..runtime import BLOCK_BYTES, whole_blocks
 from .access import CudaAccess
 from .allocations import CudaAllocation
+from .by_descriptor import Allocation, DescriptorAllocation
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 
@@ -39,7 +40,7 @@ class _GivenUp(NamedTuple):
 
     is_in_use: Callable[[], bool]
     descriptor: Descriptor | None  # of the region where users hold leases, if there is a region
-    allocations: tuple[CudaAllocation, ...]
+    allocations: tuple[Allocation, ...]
     kept: object
 
     def close(self) -> None:
@@ -49,11 +50,16 @@ class _GivenUp(NamedTuple):
 
 
 class DeviceBank:
-    """Device memory of one client, at most ``max_bytes`` on each device. Thread-safe. CUDA is loaded on first use."""
+    """Device memory of one client, at most ``max_bytes`` on each device. Thread-safe. CUDA is loaded on first use.
 
-    def __init__(self, cuda: CudaAccess, max_bytes: int | None) -> None:
+    Models get the memory of a sealed region as they get the region, by a descriptor, if the device can do that. They
+    get all other memory by CUDA IPC.
+    """
+
+    def __init__(self, cuda: CudaAccess, max_bytes: int | None, access: Access = PRIVATE) -> None:
         self.cuda = cuda
         self._max_bytes = max_bytes
+        self._access = access  # of models to sealed regions, and so to their memory here
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
         self._in_regions: dict[int, object] = {}  # keeps the memory of regions alive even if a finalizer fails
@@ -67,7 +73,7 @@ class DeviceBank:
         self.take_care_of(region)  # first, so that its memory is freed even if this fails
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
-                region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
+                region.device_memory[device] = self._allocate(region.kind, device, whole_blocks(byte_size))
 
     def take_care_of(self, region: SlotRegion) -> None:
         """Take over a region's GPU memory, its own and the user's, when the region is destroyed."""
@@ -145,7 +151,7 @@ class DeviceBank:
             finally:
                 self._starting.release()
 
-    def _allocate(self, device: int, byte_size: int) -> CudaAllocation:
+    def _allocate(self, kind: RegionKind, device: int, byte_size: int) -> Allocation:
         limit = self._max_bytes
         if limit is not None and byte_size > limit:
             raise BudgetError(
@@ -164,7 +170,10 @@ class DeviceBank:
                 )
             self._byte_sizes[device] += byte_size
         try:
-            return CudaAllocation(self.cuda.runtime, byte_size, device)
+            made: Allocation | None = None
+            if kind is RegionKind.SEALED:
+                made = DescriptorAllocation.make(self.cuda.runtime, byte_size, device, self._access)
+            return made or CudaAllocation(self.cuda.runtime, byte_size, device)
         except BaseException as error:
             with self._lock:
                 self._byte_sizes[device] -= byte_size

@@ -11,14 +11,14 @@ import functools
 import os
 import threading
 import weakref
-from typing import Final
+from typing import Final, Protocol
 
 from ...errors import ClosedError, RegionRefusedError, translate
 from ...memory.locks import SharedLease
 from ..errors import CudaError
 from ..runtime import HANDLE_LENGTH, CudaRuntime
 
-__all__ = ["CudaMapping", "CudaMappings", "device_with"]
+__all__ = ["CudaMapping", "CudaMappings", "Use", "device_with"]
 
 _NO_FILE_SYSTEM: Final = -1
 
@@ -48,22 +48,40 @@ class _Opened:
         self.address = address
 
 
+class Use(Protocol):
+    """One use of a mapped allocation. Arrays keep it, and after the last use, the allocation is unmapped."""
+
+    event: int  # the owner's event, which this process records; 0 without one
+    is_idle: bool  # whether no GPU uses the memory any more
+
+    def end(self) -> None:
+        """End the use now."""
+
+
 class CudaMapping:
     """Another process' allocation, mapped. It is unmapped after it is closed *and* nothing keeps it any more."""
 
     key = ""
     is_unlinked = False
 
-    def __init__(self, runtime: CudaRuntime, opened: _Opened, use: _Use) -> None:
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        address: int,
+        byte_size: int,
+        device: int,
+        identity: tuple[int, int],
+        use: Use,
+        handle: bytes | None = None,
+    ) -> None:
         self.runtime = runtime
-        self.address = opened.address
-        self.byte_size = opened.byte_size
-        self.device = opened.device
-        self.handle = opened.handle
-        self.event = use.event  # the owner's event, which this process records; 0 without one
-        # Equal for mappings of one allocation only; never equal to a file's identity.
-        self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
-        self._use: _Use | None = use
+        self.address = address
+        self.byte_size = byte_size
+        self.device = device
+        self.identity = identity  # equal for mappings of one allocation only; never equal to a file's identity
+        self.handle = handle  # by CUDA IPC; None if the memory has none
+        self.event = use.event
+        self._use: Use | None = use
 
     @property
     def is_closed(self) -> bool:
@@ -180,7 +198,8 @@ class CudaMappings:
             if event:
                 with _refused(f"{field}.event"):
                     use.event = self.runtime.open_event(event, device)
-            mapping = CudaMapping(self.runtime, opened, use)
+            identity = _NO_FILE_SYSTEM, int.from_bytes(handle, "big")
+            mapping = CudaMapping(self.runtime, opened.address, opened.byte_size, device, identity, use, handle)
             mapping.check(byte_size, field)
         except BaseException:
             use.end()  # before the error is reported, because the owner may then free the memory

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ...errors import RegionGoneError, RegionRefusedError, translate
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
@@ -25,6 +25,8 @@ from ..shared_file import SealedFile, owner_refused
 from .peers import Closer, Peer, accept_descriptors
 
 __all__ = ["Fetcher"]
+
+T = TypeVar("T")
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
 _RETRY_S: Final = 0.002
@@ -39,9 +41,23 @@ class Fetcher:
         self._bound_s = bound_s
         self._closer = Closer() if closer is None else closer
 
-    @translate_os_errors()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
         """Fetch a region if ``is_allowed`` accepts its client's user id. The caller must check and close the file."""
+        return self.take(key, token, field, is_allowed, lambda found: SealedFile.take(str(key), found, field))
+
+    @translate_os_errors()
+    def take(
+        self,
+        key: SealedKey,
+        token: str,
+        field: str,
+        is_allowed: Callable[[int], bool],
+        taken: Callable[[Descriptor], T],
+    ) -> T:
+        """Fetch a descriptor as :meth:`fetch` does, and return ``taken`` of it; then another thread closes it.
+
+        The descriptor may be of any file, so ``taken`` must make no call that could block.
+        """
         if self._closer.is_full:
             raise RegionRefusedError(
                 field, f"the server is still closing {self._closer.waiting} earlier connections and files of clients"
@@ -58,14 +74,14 @@ class Fetcher:
             accept_descriptors(connection, is_wanted=True)
             wait_s = max(0.0, deadline - time.monotonic())
             _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
-            return self._receive(connection, str(key), field)
+            return self._receive(connection, field, taken)
         finally:
             if takes_no_descriptors:
                 connection.close()
             else:
                 self._closer.close(connection)
 
-    def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
+    def _receive(self, connection: socket.socket, field: str, taken: Callable[[Descriptor], T]) -> T:
         """Peek at the answer and its descriptor: the socket keeps both, so the kernel closes no descriptor yet."""
         arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
         answers, again = itertools.tee(map(connection.recvmsg, *arguments))
@@ -74,7 +90,7 @@ class Fetcher:
         try:
             message, _, flags, _ = next(again)
             _check_answer(message, flags, received, field)
-            return SealedFile.take(key, received, field)
+            return taken(received)
         finally:
             if received.fileno() >= 0:
                 self._closer.close(received)

@@ -33,7 +33,7 @@ _LOOK_S: Final = 10.0  # the thread looks at the offers this often, as an interr
 
 
 class Offer(NamedTuple):
-    """A region that every peer with its token and with ``access`` may fetch; ``copy`` opens the region once more."""
+    """A region, or GPU memory, that every peer with its token and ``access`` may fetch; ``copy`` returns it anew."""
 
     token: bytes
     access: Access
@@ -244,10 +244,10 @@ class HandoverRegistry:
         self._offers: dict[int, Offer] = {}
 
     def offer(self, number: int, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> SealedKey:
-        """Offer a region to models that know the token and have access, until it is withdrawn; return its key.
+        """Offer a region, or GPU memory, to models that know the token and have access, until it is withdrawn.
 
-        The server's thread calls ``copy``, which opens the region anew: a peer that got the original open file
-        description could release the region's locks.
+        The server's thread calls ``copy``, which opens a region anew: a peer that got the original open file
+        description could release the region's locks. GPU memory has no locks, so a duplicate will do.
         """
         with self._lock:
             self._offers[number] = Offer(token, access, copy)

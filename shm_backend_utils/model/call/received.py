@@ -228,8 +228,8 @@ class ReceivedRequest:
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
             return found  # an output on the host has no event
         for number, (claim, memory) in enumerate(zip(table.regions, self._memories[1:], strict=True), 1):
-            if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
-                if not claim.event or not memory.mapping.event:
+            if isinstance(memory, DeviceMemory):
+                if not isinstance(claim, CudaRegionClaim) or not claim.event or not memory.mapping.event:
                     return {}
                 found[number] = memory.mapping.event, memory.device
         has_room = len(with_events(self._results, list(found))) <= self._slot.record.results_room

@@ -18,7 +18,7 @@ from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.call_layout import CallInput, lay_out
-from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim, LentRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.results import OutputPlace, broken_results, missing_output
@@ -81,6 +81,8 @@ class Lending:
         if isinstance(claim, CudaRegionClaim):
             fence = None if claim.fence is None else self._lend_own(claim.fence)
             claim = replace(claim, fence=fence, event=b"")  # no event: only clients wait for events, not this model
+        elif isinstance(claim, CudaDescriptorClaim):
+            claim = replace(claim, fence=self._lend_own(claim.fence))
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:

@@ -12,6 +12,8 @@ by key, sealed               the named socket belongs to an allowed user, and ha
 by CUDA handle               this process sees the GPU; the allocation is as large as claimed; a slot of a region that
                              is named by key fences it, unless unfenced memory is allowed; a lease on the slot
                              shows the client that memory lent for one request is in use
+GPU memory by descriptor     the same, always with a fence; the named socket belongs to an allowed user, and hands over
+                             GPU memory of exactly the claimed size
 by name                      registered at the server; neither a managed region, which needs its token, nor memory of
                              the Python backend itself
 ===========================  =========================================================================================
@@ -24,18 +26,29 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError, shown
 from ...gpu.memory.access import CudaAccess
+from ...gpu.memory.by_descriptor import map_descriptor
 from ...gpu.memory.mappings import CudaMapping, device_with
+from ...memory.descriptors import Descriptor
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile, is_pool, owner_refused
-from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ..config import Config
 
-__all__ = ["ask", "borrow_slot", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
+__all__ = [
+    "ask",
+    "borrow_slot",
+    "check_slot",
+    "open_cuda",
+    "open_cuda_descriptor",
+    "open_managed",
+    "open_registered",
+    "resolve",
+]
 
 
 def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
@@ -68,14 +81,36 @@ def open_cuda(
     device = device_with(mappings.runtime, claim.device_uuid, field)
     lease = None
     if fence is not None:
-        segment = fence[0].segment
-        lease = borrow_slot(*fence) if claim.is_for_one_request else use(segment.fileno())
-        try:
-            segment.check(0, field)  # the owner unlinks, then looks for leases: it sees this lease, or check() fails
-        except BaseException:
-            lease.give_back()
-            raise
+        lease = borrow_slot(*fence) if claim.is_for_one_request else use(fence[0].segment.fileno())
+        _check_sees(lease, fence[0], field)
     return mappings.map(claim.handle, claim.byte_size, device, field, lease, claim.event)
+
+
+def open_cuda_descriptor(
+    claim: CudaDescriptorClaim, fence: ManagedRegion, config: Config, cuda: CudaAccess, fetcher: Fetcher, field: str
+) -> CudaMapping:
+    """Fetch and map the GPU memory of a claim; a lease on the fencing region shows that the memory is in use."""
+    key = parse_sealed_key(claim.key)
+    if key is None:
+        raise TableError(f"{field}.name", "the key of a region in /dev/shm", "one of a handover")
+    runtime = cuda.runtime
+    device = device_with(runtime, claim.device_uuid, field)
+
+    def map_it(descriptor: Descriptor) -> CudaMapping:
+        lease = use(fence.segment.fileno())
+        _check_sees(lease, fence, field)
+        return map_descriptor(runtime, descriptor, claim, device, field, lease)
+
+    return fetcher.take(key, claim.token, field, lambda uid: _is_allowed(uid, config), map_it)
+
+
+def _check_sees(lease: SharedLease, region: ManagedRegion, field: str) -> None:
+    """Raise an error unless the owner will see a new lease: it unlinks its region, and then looks for leases."""
+    try:
+        region.segment.check(0, field)
+    except BaseException:
+        lease.give_back()
+        raise
 
 
 def check_slot(region: ManagedRegion, slot: int, field: str) -> None:

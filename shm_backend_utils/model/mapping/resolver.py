@@ -17,7 +17,7 @@ from ...memory.locks import SharedLease
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
-from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
 from ...protocol.parameters import DESCRIPTOR_PARAMETER, SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from ..config import Config
@@ -81,16 +81,12 @@ def _check_lender(own: Slot | None) -> None:
         raise StaleRequestError("the model that lent its client's memory to this one is gone")
 
 
-def _fence_of(
-    table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
-) -> tuple[MappedRegion, int] | None:
-    """Return the region and the number of the slot that fences GPU memory; None if the memory has no fence."""
-    if claim.fence is None:
-        return None
-    if claim.fence:
-        lent = table.regions[claim.fence - 1]
+def _fence_of(table: Table, fence: int, own: Slot | None, found: FurtherRegions) -> tuple[MappedRegion, int]:
+    """Return the region and the number of the slot that fences GPU memory."""
+    if fence:
+        lent = table.regions[fence - 1]
         assert isinstance(lent, LentRegionClaim)  # the protocol has checked this
-        return found.mapped[claim.fence - 1], lent.slot
+        return found.mapped[fence - 1], lent.slot
     if own is None:
         raise TableError("regions.fence", "0", "none: the request has no slot of its own")
     return own.region, own.number
@@ -221,7 +217,10 @@ class Resolver:
                         current = self._named.find(names, field)
                     mapped, memory = self._named.open(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
-                    mapped, memory = self._device(claim, _fence_of(table, claim, own, found), field)
+                    fence = None if claim.fence is None else _fence_of(table, claim.fence, own, found)
+                    mapped, memory = self._device(claim, fence, field)
+                elif isinstance(claim, CudaDescriptorClaim):
+                    mapped, memory = self._shared(claim, _fence_of(table, claim.fence, own, found)[0], field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -288,6 +287,19 @@ class Resolver:
             mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, field)
             mapped.segment.check(claim.byte_size, field)
         return mapped, mapped.memory.part(0, claim.byte_size)
+
+    def _shared(self, claim: CudaDescriptorClaim, fence: MappedRegion, field: str) -> tuple[MappedRegion, Memory]:
+        managed = fence.managed
+        if managed is None:
+            raise TableError(f"{field}.fence", str(claim.fence), "a managed region")
+
+        def open_it() -> MappedRegion:
+            opened = policy.open_cuda_descriptor(claim, managed, self._config, self._cuda, self._fetcher, field)
+            return MappedRegion(opened, fence)
+
+        name = f"cuda: {claim.key} {claim.token} {claim.device_uuid} {claim.byte_size}"  # so that it is as claimed
+        mapped = self.registry.obtain(name, open_it, field)
+        return mapped, mapped.memory
 
     def _start_sweeper(self) -> None:
         if self._sweeper is not None:

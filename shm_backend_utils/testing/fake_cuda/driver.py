@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,8 @@ def _build(sources: list[Path], built: Path) -> None:
 class LiveCounts(NamedTuple):
     """Objects that were not released; ``LiveCounts()`` means none."""
 
-    allocations: int = 0  # memory of devices, managed memory and mappings of virtual memory
-    opened: int = 0  # how often handles of memory were opened and not closed
+    allocations: int = 0  # memory of devices, managed memory, and what is left of virtual memory
+    opened: int = 0  # how often handles of memory were opened and not closed, and mappings of imported memory
     events: int = 0  # those that were made or opened, and not destroyed
     streams: int = 0
     pinned: int = 0  # ranges of host memory
@@ -101,6 +101,7 @@ class FakeDriver:
     - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
     - ``SHM_FAKE_CUDA_DRIVER_VERSION``: CUDA's version (13000); functions that came later are not found.
     - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: the values in this process' handles.
+    - ``SHM_FAKE_CUDA_LACKS``: features that its GPUs lack, separated by commas, as for :meth:`lack`.
     - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, separated by commas, as for :meth:`fail_next`.
     - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
     """
@@ -145,6 +146,10 @@ class FakeDriver:
     def namespace(self, process: int, name: str, pid: int = 0) -> None:
         """Put a virtual process into a PID namespace, with a process id there; 0 means the real one."""
         self._native.fake_cuda_set_namespace(process, name.encode(), pid)
+
+    def lack(self, *features: Literal["virtual memory", "descriptors"]) -> None:
+        """Let the GPUs have no virtual memory, or none that descriptors share; without arguments, they have both."""
+        self._native.fake_cuda_set_lacking(",".join(features).encode())
 
     def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
         """Let the next calls of a driver function fail with a named error, in one virtual process or in any."""

@@ -50,6 +50,8 @@ class TritonPythonModel:
     def finalize(self):
         """Close, and say in the server's log what is open before and after."""
         self.kept = None
+        if "stream" in vars(self):  # in a harness, the process goes on
+            self.runtime.destroy_stream(self.stream, 0)
         before = DRIVER.live()
         self.session.close()
         after = DRIVER.live()._replace(streams=0)
@@ -95,6 +97,11 @@ class TritonPythonModel:
 
     def do_double_on_the_host(self, call):
         call.put("Y", call.to_host(call.input("X")) * 2)
+
+    def do_forward(self, call):
+        """Let another model on the same GPU do `double`."""
+        y = call.device_output("Y", call.input("X").shape, np.float32)
+        call.forward("fake_gpu_pinned", {"X": call.input("X")}, {"Y": y}, parameters={"deed": "double"})
 
     def do_double_behind_the_gate(self, call):
         """Y = 2 X, when the test lets the model go."""
@@ -148,7 +155,7 @@ class TritonPythonModel:
     def do_tell(self, call):
         """Tell how often CUDA has opened memory, what is open now, and how much was undefined."""
         now = [DRIVER.live().opened, len(DRIVER.violations())]
-        opens = DRIVER.count("cuIpcOpenMemHandle")
+        opens = DRIVER.count("cuIpcOpenMemHandle") + DRIVER.count("cuMemImportFromShareableHandle")
         call.put("Y", np.array([opens, self.launched, self.finished, *now], np.float32))
 
 

@@ -101,6 +101,10 @@ def test_the_environment_says_what_there_is_and_what_fails(tmp_path: Path) -> No
     name = "cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     print(cuda.cuDeviceGetCount()[1], *[bytes(getattr(cuda, name)(device)[1].bytes).hex() for device in range(3)])
     print(*[cuda.cuMemAlloc(4)[0].name for _ in range(2)], cuda.cuStreamCreate(0)[0].name)
+    attributes = cuda.CUdevice_attribute
+    print(cuda.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0)[1])
+    descriptors = attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    print(cuda.cuDeviceGetAttribute(descriptors, 0)[1])
     cuda.cuStreamSynchronize(0x1230)
     stream = int(cuda.cuStreamCreate(1)[1])
     driver.delay(3)
@@ -116,11 +120,13 @@ def test_the_environment_says_what_there_is_and_what_fails(tmp_path: Path) -> No
         SHM_FAKE_CUDA_DEVICES="3",
         SHM_FAKE_CUDA_UUIDS=",".join(uuids),
         SHM_FAKE_CUDA_DRIVER_VERSION="12040",
+        SHM_FAKE_CUDA_LACKS="descriptors",
         SHM_FAKE_CUDA_FAIL="cuMemAlloc:CUDA_ERROR_OUT_OF_MEMORY:2,cuStreamCreate:CUDA_ERROR_UNKNOWN:1",
         SHM_FAKE_CUDA_VIOLATIONS=str(tmp_path / "violations"),
     ) == [
         " ".join(["3", *uuids]),
         "CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_UNKNOWN",
+        *("1", "0"),
         "came later than 12040",
     ]
     written = (tmp_path / "violations").read_text()
@@ -197,6 +203,77 @@ def test_freeing_what_others_have_open_is_told(cuda: Any, other: Any) -> None:
         "memory was used that its owner has freed",
         "memory was closed after its owner had freed it",
     ]
+
+
+def shareable(cuda: Any, device: int = 0) -> tuple[Any, int]:
+    """Return a handle of two blocks, and a descriptor of them."""
+    plan = cuda.CUmemAllocationProp()
+    plan.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    plan.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    plan.location.id = device
+    plan.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    handle = done(cuda.cuMemCreate(2 * BLOCK, plan, 0))
+    return handle, done(cuda.cuMemExportToShareableHandle(handle, plan.requestedHandleTypes, 0))
+
+
+def mapped(cuda: Any, handle: Any, device: int = 0) -> Any:
+    address, access = done(cuda.cuMemAddressReserve(2 * BLOCK, 0, 0, 0)), cuda.CUmemAccessDesc()
+    access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    done(cuda.cuMemMap(address, 2 * BLOCK, 0, handle, 0))
+    done(cuda.cuMemSetAccess(address, 2 * BLOCK, [access], 1))
+    done(cuda.cuMemRelease(handle))
+    return address
+
+
+def unmap(cuda: Any, address: Any) -> None:
+    done(cuda.cuMemUnmap(address, 2 * BLOCK))
+    done(cuda.cuMemAddressFree(address, 2 * BLOCK))
+
+
+def test_a_descriptor_brings_whole_memory_to_any_process_and_outlives_its_exporter(cuda: Any, other: Any) -> None:
+    kind = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    handle, descriptor = shareable(cuda, 1)
+    first = mapped(cuda, handle, 1)
+    numbers(first)[:] = 5
+    imported = done(other.cuMemImportFromShareableHandle(descriptor, kind))
+    properties = done(other.cuMemGetAllocationPropertiesFromHandle(imported))
+    assert (properties.location.id, properties.requestedHandleTypes) == (1, kind)
+    reserved = done(other.cuMemAddressReserve(4 * BLOCK, 0, 0, 0))
+    for size, offset in ((BLOCK, 0), (BLOCK, BLOCK), (4 * BLOCK, 0)):
+        assert name_of(other.cuMemMap(reserved, size, offset, imported, 0)) == "NOT_SUPPORTED"
+    done(other.cuMemAddressFree(reserved, 4 * BLOCK))
+    second = mapped(other, imported, 1)
+    unmap(cuda, first)
+    own = mapped(cuda, done(cuda.cuMemImportFromShareableHandle(descriptor, kind)), 1)
+    os.close(descriptor)
+    assert numbers(second).tolist() == numbers(own).tolist() == [5] * 4
+    assert DRIVER.live(CLIENT).opened == 1
+    done(other.cuMemRelease(done(other.cuMemRetainAllocationHandle(second))))
+    unmap(other, second)
+    unmap(cuda, own)
+    for wrong in (descriptor, os.open("/dev/null", os.O_RDWR), os.memfd_create("none of the driver's")):
+        assert name_of(cuda.cuMemImportFromShareableHandle(wrong, kind)) == "UNKNOWN"
+        if wrong != descriptor:
+            os.close(wrong)
+
+
+def test_unmapping_while_the_device_is_at_work_is_told(cuda: Any, stream: Any) -> None:
+    other = done(cuda.cuMemAlloc(BLOCK))
+    for waits in (True, False):
+        handle, descriptor = shareable(cuda)
+        address = mapped(cuda, handle)
+        DRIVER.delay(LATE_S)
+        done(cuda.cuMemsetD8Async(other, 0, 16, stream))
+        if waits:
+            done(cuda.cuMemFree(done(cuda.cuMemAlloc(BLOCK))))
+        unmap(cuda, address)
+        os.close(descriptor)
+        assert [each.startswith("memory was unmapped while its device was at work") for each in violations()] == (
+            [] if waits else [True]
+        )
+    done(cuda.cuMemFree(other))
 
 
 def test_a_copy_beyond_its_allocation_or_in_closed_memory_spoils_the_context(cuda: Any, other: Any) -> None:

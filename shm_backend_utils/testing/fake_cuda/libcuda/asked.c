@@ -29,10 +29,12 @@ EXPORT void fake_cuda_live(int process, int counts[5]) {
   for (struct range *range = all_ranges; range; range = range->next) {
     struct block *block = range->block;
     if (process >= 0 && block->process != process) continue;
-    counts[0] += block->kind != OPENED && block->kind != PINNED;
+    counts[0] += block->kind != OPENED && block->kind != PINNED && !is_imported(range);
+    counts[1] += is_imported(range);
     counts[4] += block->kind == PINNED;
     for (struct opening *one = block->openings; one; one = one->next) counts[1] += one->count;
   }
+  counts[0] += live_virtual(process);
   counts[2] = live_events(process);
   counts[3] = live_streams(process);
   unlock(0);

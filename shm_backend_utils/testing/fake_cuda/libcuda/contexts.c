@@ -37,6 +37,8 @@ void end_contexts(int process) {
   for (int device = 0; device < DEVICES; device++) contexts[process][device] = (struct context){.process = process};
 }
 
+enum { VIRTUAL_MEMORY = 102, DESCRIPTORS = 103 };
+
 static int is_device(CUdevice device) { return device >= 0 && device < settings.devices; }
 
 EXPORT CUresult cuInit(unsigned flags) {
@@ -95,8 +97,10 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
   ENTER("cuDeviceGetAttribute");
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   if (attribute <= 0 || attribute > 200) return CUDA_ERROR_INVALID_VALUE;
-  /* unified addressing, managed memory, concurrent managed access, virtual memory, pools, IPC of events */
-  static const int present[] = {41, 83, 89, 102, 115, 125};
+  if (attribute == VIRTUAL_MEMORY) return *value = !settings.has_no_virtual_memory, CUDA_SUCCESS;
+  if (attribute == DESCRIPTORS) return *value = !settings.has_no_descriptors, CUDA_SUCCESS;
+  /* unified addressing, managed memory, concurrent managed access, pools, IPC of events */
+  static const int present[] = {41, 83, 89, 115, 125};
   *value = attribute == 10; /* warp size: nobody divides by it */
   if (attribute == 11) *value = (int)settings.max_pitch;
   for (size_t i = 0; i < sizeof present / sizeof *present; i++) *value |= attribute == present[i];

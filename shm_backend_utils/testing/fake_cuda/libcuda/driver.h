@@ -88,6 +88,7 @@ extern __thread int is_in_host_function;
 
 struct settings {
   int devices, driver_version;
+  int has_no_virtual_memory, has_no_descriptors;
   unsigned char uuids[DEVICES][16];
   uint64_t delay_us;
   size_t memory_bytes, max_pitch;
@@ -127,6 +128,7 @@ struct context {
   CUresult error; /* sticky */
   struct stream *legacy, *marker;
   unsigned peers;
+  uint64_t waits; /* how often the host has waited for all work there */
 };
 typedef struct context *CUcontext;
 CUresult current_context(struct context **context); /* with its sticky error */
@@ -188,6 +190,7 @@ struct range { /* allocated, opened, mapped or pinned as one */
   uint64_t id; /* CUDA's buffer id */
   int is_accessible, is_host_allocated;
   uint64_t physical; /* of VIRTUAL: which handle is mapped */
+  uint64_t waits;    /* of VIRTUAL: the context's when it was mapped */
 };
 extern struct range *all_ranges;
 struct place { struct block *block; char *bytes; };
@@ -202,6 +205,11 @@ CUresult resolve(int process, uintptr_t address, size_t span, struct place *plac
 void release_place(struct place *place);
 size_t bytes_in_use(int device);
 void fill_with_rubbish(struct range *range);
+
+/* ---- virtual.c ---- */
+size_t created_bytes(int device);
+int live_virtual(int process);
+int is_imported(struct range *range);
 
 /* ---- streams.c ---- */
 
@@ -242,6 +250,7 @@ void release_stream(struct stream *stream);
 void depend_on_all(struct stream *marker, struct work *work);
 void wait_for_stream(struct stream *stream);
 void wait_for_context(struct context *context);
+int is_at_work(struct context *context);
 int is_stream_done(struct stream *stream);
 
 /* ---- capture.c ---- */

@@ -26,6 +26,10 @@
   X(cuMemCreate, cuMemCreate, 10020) X(cuMemRelease, cuMemRelease, 10020) X(cuMemMap, cuMemMap, 10020) \
   X(cuMemUnmap, cuMemUnmap, 10020) X(cuMemSetAccess, cuMemSetAccess, 10020) \
   X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020) \
+  X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, 10020) \
+  X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020) \
+  X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000) \
+  X(cuMemGetAllocationPropertiesFromHandle, cuMemGetAllocationPropertiesFromHandle, 10020) \
   X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010) X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, 11000) \
   X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010) X(cuIpcGetEventHandle, cuIpcGetEventHandle, 4010) \
   X(cuIpcOpenEventHandle, cuIpcOpenEventHandle, 4010) \

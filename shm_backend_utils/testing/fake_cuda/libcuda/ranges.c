@@ -72,10 +72,10 @@ void remove_range(struct range *range) {
 }
 
 size_t bytes_in_use(int device) {
-  size_t used = 0;
+  size_t used = created_bytes(device);
   for (struct range *range = all_ranges; range; range = range->next) {
     struct block *block = range->block;
-    if (block->device != device || block->kind == PINNED || block->kind == OPENED) continue;
+    if (block->device != device || block->kind == PINNED || block->kind == OPENED || block->kind == VIRTUAL) continue;
     if (block->kind != OWN || range->address == block->address) used += block->kind == OWN ? block->size : range->size;
   }
   return used;

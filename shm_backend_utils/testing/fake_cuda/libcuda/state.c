@@ -148,6 +148,13 @@ EXPORT void fake_cuda_set_delay(uint64_t microseconds) { lock(); settings.delay_
 
 EXPORT void fake_cuda_set_max_pitch(size_t size) { lock(); settings.max_pitch = size ? size : MAX_PITCH; unlock(0); }
 
+EXPORT void fake_cuda_set_lacking(const char *names) { /* separated by commas */
+  lock();
+  settings.has_no_virtual_memory = names && strstr(names, "virtual memory");
+  settings.has_no_descriptors = settings.has_no_virtual_memory || (names && strstr(names, "descriptors"));
+  unlock(0);
+}
+
 EXPORT void fake_cuda_set_namespace(int process, const char *name, int pid) {
   lock();
   settings.seen[process].pid_namespace = hash_of(name);
@@ -213,6 +220,7 @@ __attribute__((constructor)) static void load(void) {
   settings.driver_version = (int)environment("SHM_FAKE_CUDA_DRIVER_VERSION", settings.driver_version);
   settings.delay_us = (uint64_t)environment("SHM_FAKE_CUDA_DELAY_US", (long)settings.delay_us);
   settings.memory_bytes = (size_t)environment("SHM_FAKE_CUDA_MEMORY_BYTES", (long)settings.memory_bytes);
+  fake_cuda_set_lacking(getenv("SHM_FAKE_CUDA_LACKS"));
   read_uuids(getenv("SHM_FAKE_CUDA_UUIDS"));
   for (int process = 0; process < PROCESSES; process++)
     settings.seen[process].pid_namespace = hash_of(getenv("SHM_FAKE_CUDA_PID_NAMESPACE")),

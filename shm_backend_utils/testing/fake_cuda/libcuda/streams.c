@@ -190,6 +190,13 @@ void wait_for_context(struct context *context) {
   for (struct stream *one = all_streams; one; one = one->next)
     if (one->context == context) depend_on_now(&waiting, one);
   wait_for_dependencies(&waiting);
+  context->waits++;
+}
+
+int is_at_work(struct context *context) {
+  for (struct stream *one = all_streams; one; one = one->next)
+    if (one->context == context && one->done < one->put) return 1;
+  return 0;
 }
 
 int is_stream_done(struct stream *stream) {

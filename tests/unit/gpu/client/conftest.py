@@ -15,6 +15,7 @@ from shm_backend_utils.client import PoolOptions, Result, ShmClient
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
 from tests.unit.fake_server import config
 from tests.unit.fake_wires import client_of
@@ -62,8 +63,13 @@ def gpu_client(server: GpuServer, cuda: CudaAccess, **options: Any) -> Iterator[
 
 
 @pytest.fixture
-def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
-    with gpu_client(server, cuda, lend_bytes=0) as client:
+def pool_region() -> RegionName:
+    return "auto"
+
+
+@pytest.fixture
+def client(server: GpuServer, cuda: CudaAccess, pool_region: RegionName) -> Iterator[ShmClient]:
+    with gpu_client(server, cuda, lend_bytes=0, region=pool_region) as client:
         yield client
 
 

@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
 from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.locks import SharedLease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout, results
-from shm_backend_utils.protocol.claims import CudaRegionClaim
+from shm_backend_utils.protocol.claims import CudaDescriptorClaim, CudaRegionClaim
+from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
@@ -30,10 +32,14 @@ PROCESS = 1
 class Claimed(NamedTuple):
     """What a request said of memory on GPUs, and the model has of it: 0 is no event."""
 
-    claim: CudaRegionClaim
+    claim: CudaRegionClaim | CudaDescriptorClaim
     address: int
     lease: SharedLease
     event: int
+
+    @property
+    def is_loan(self) -> bool:
+        return isinstance(self.claim, CudaRegionClaim) and self.claim.is_for_one_request
 
 
 class GpuServer(FakeServer):
@@ -43,7 +49,7 @@ class GpuServer(FakeServer):
         super().__init__(*configs)
         self.runtime = DRIVER.runtime(PROCESS)
         self.own_stream = self.runtime.create_stream(0)
-        self.claims: tuple[CudaRegionClaim, ...] = ()  # the last request's
+        self.claims: tuple[CudaRegionClaim | CudaDescriptorClaim, ...] = ()  # the last request's
         self.inputs: dict[str, npt.NDArray[Any]] = {}  # the last request's, as they were when the kernel began
         self.answers_early = False  # whether it answers before its GPU has begun, where the protocol allows that
         self.work_s = 0.0  # how long its kernels take
@@ -52,7 +58,8 @@ class GpuServer(FakeServer):
         self.events: tuple[int, ...] | None = None  # what its results name, in place of the truth
         self._lives = 1
         self._kept: list[Claimed] = []
-        self._fenced: dict[bytes, Claimed] = {}
+        self._fenced: dict[bytes | str, Claimed] = {}  # by handle, or by key
+        self._fetcher = Fetcher(1.0)
 
     @contextlib.contextmanager
     def at_work_on_the_next(self) -> Iterator[None]:
@@ -117,20 +124,22 @@ class GpuServer(FakeServer):
 
     @contextlib.contextmanager
     def _claimed(self, region: ManagedRegion, slot: int, contents: Table) -> Iterator[list[Claimed]]:
-        claims = tuple([claim for claim in contents.regions if isinstance(claim, CudaRegionClaim)])
+        kinds = CudaRegionClaim | CudaDescriptorClaim
+        claims = tuple([claim for claim in contents.regions if isinstance(claim, kinds)])
         self.claims, self.inputs = claims, {}
         fd, record = region.segment.fileno(), layout.record_offset(slot, region.header.record_byte_size)
         claimed, loans = [], []
         for claim in claims:
-            if claim.is_for_one_request:
+            if isinstance(claim, CudaRegionClaim) and claim.is_for_one_request:
                 lease = locks.borrow(fd, record)
                 assert lease is not None
                 claimed.append(self._map(claim, lease))
                 loans.append(claimed[-1])
                 continue
-            if claim.handle not in self._fenced:
-                self._fenced[claim.handle] = self._map(claim, locks.use(fd))
-            claimed.append(self._fenced[claim.handle])
+            name = claim.handle if isinstance(claim, CudaRegionClaim) else claim.key
+            if name not in self._fenced:
+                self._fenced[name] = self._map(claim, locks.use(fd))
+            claimed.append(self._fenced[name])
         try:
             yield claimed
         finally:
@@ -142,7 +151,18 @@ class GpuServer(FakeServer):
             for each in loans:
                 self._unmap(each)
 
-    def _map(self, claim: CudaRegionClaim, lease: SharedLease) -> Claimed:
+    def _map(self, claim: CudaRegionClaim | CudaDescriptorClaim, lease: SharedLease) -> Claimed:
+        if isinstance(claim, CudaDescriptorClaim):
+            size, key = claim.byte_size, parse_sealed_key(claim.key)
+            assert key is not None
+            opened = self._fetcher.take(
+                key,
+                claim.token,
+                "memory",
+                lambda _: True,
+                lambda found: self.runtime.import_shareable(found.fileno(), size, 0),
+            )
+            return Claimed(claim, opened, lease, 0)
         address = self.runtime.open(claim.handle, 0)
         event = self.runtime.open_event(claim.event, 0) if claim.event else 0
         return Claimed(claim, address, lease, event)
@@ -150,7 +170,11 @@ class GpuServer(FakeServer):
     def _unmap(self, each: Claimed) -> None:
         if each.event:
             self.runtime.destroy_event(each.event, 0)
-        self.runtime.close(each.address, 0)
+        if isinstance(each.claim, CudaRegionClaim):
+            self.runtime.close(each.address, 0)
+        else:
+            self.runtime.wait_by_free(0)
+            self.runtime.unmap(each.address, each.claim.byte_size, 0)
         each.lease.give_back()
 
     def _run(self, region: ManagedRegion, contents: Table, claimed: list[Claimed]) -> list[OutputPlace]:
@@ -183,10 +207,8 @@ class GpuServer(FakeServer):
             DRIVER.launch(self.own_stream, kernel, PROCESS)
 
     def _finish(self, claimed: list[Claimed], places: list[OutputPlace]) -> tuple[int, ...]:
-        may_be_early = all(place.region for place in places) and not any(
-            each.claim.is_for_one_request for each in claimed
-        )
-        if not (self.answers_early and may_be_early):
+        may_be_early = all(place.region for place in places) and not any(each.is_loan for each in claimed)
+        if not (self.answers_early and may_be_early and any(each.event for each in claimed)):
             self.runtime.synchronize_stream(self.own_stream, 0)
             return ()
         with self.runtime.on(0):

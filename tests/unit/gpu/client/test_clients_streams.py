@@ -21,6 +21,7 @@ from shm_backend_utils.errors import CallerError, ClosedError, TensorError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.protocol.claims import CudaRegionClaim
 from tests.unit.fake_server import config
 from tests.unit.fake_wires import async_client_of
 from tests.unit.gpu.client.conftest import (
@@ -126,6 +127,7 @@ def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClien
     np.testing.assert_array_equal(doubled(client, x, cuda_stream=stream), 2 * X)
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
     server.answers_early, read = True, []
@@ -139,6 +141,7 @@ def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream:
     result.release()
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
@@ -146,6 +149,7 @@ def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, c
     np.testing.assert_array_equal(now(address_of(result)), 6 * X)
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_memory_is_not_used_while_a_model_works(server: GpuServer, client: ShmClient, stream: int) -> None:
     server.answers_early, server.work_s = True, 0.3
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
@@ -322,7 +326,7 @@ def test_a_second_try_uses_memory_of_ours(server: GpuServer, client: ShmClient, 
 
     server.before = refuse
     np.testing.assert_array_equal(doubled(client, tensor_of(X, kind=kind)), 2 * X)
-    assert not any(claim.is_for_one_request for claim in server.claims)
+    assert not any(isinstance(claim, CudaRegionClaim) and claim.is_for_one_request for claim in server.claims)
     assert not refusals
 
 

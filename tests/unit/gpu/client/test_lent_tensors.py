@@ -18,6 +18,7 @@ import pytest
 from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
 from tests.unit.gpu.client.conftest import ON_GPU, ON_HOST, X, doubled, gpu_client, on_host, tensor_of, wait_until
 from tests.unit.gpu.client.gpu_server import GpuServer
@@ -25,7 +26,7 @@ from tests.unit.gpu.fakes import DRIVER
 
 
 def loans(server: GpuServer) -> list[Any]:
-    return [claim for claim in server.claims if claim.is_for_one_request]
+    return [claim for claim in server.claims if isinstance(claim, CudaRegionClaim) and claim.is_for_one_request]
 
 
 def test_beside_results_that_are_kept_the_other_input_lies_where_it_should(client: ShmClient) -> None:
@@ -188,7 +189,8 @@ def test_a_tensor_is_a_prepared_calls_memory(server: GpuServer, client: ShmClien
             x.peek()[:] = times * X
             np.testing.assert_array_equal(on_host(call.infer()), 2 * times * X)
         assert not loans(server)
-        assert DRIVER.count("cuIpcOpenMemHandle", process=1) == 2
+        opened = [DRIVER.count(f"cu{name}", 1) for name in ("IpcOpenMemHandle", "MemImportFromShareableHandle")]
+        assert opened == [1, 1]
 
 
 def test_a_prepared_calls_tensor_is_kept_until_no_model_has_it(server: GpuServer, client: ShmClient) -> None:

@@ -54,7 +54,8 @@ async def check_that_the_loop_goes_on(
     server: GpuServer, cuda: CudaAccess, call: Callable[[AsyncShmClient], Any], stream: int, process: int
 ) -> None:
     """Make a call whose GPU is at work until another task of the event loop says that it may end."""
-    async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
+    pool = PoolOptions(lend_bytes=0, region="system")  # whose memory has events
+    async with async_client_of(server, cuda=cuda, pool=pool) as client:
         await call(client)  # makes memory
         with held_back(stream, process) as finish:
             asyncio.get_running_loop().call_later(0.02, finish.set)
@@ -99,6 +100,7 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     asyncio.run(check_that_the_loop_goes_on(server, cuda, call, stream, process=0))
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_models_gpu_that_is_late_has_the_call_end_in_time(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early = True
@@ -116,9 +118,10 @@ def test_memory_of_a_model_that_died_is_not_used_again(server: GpuServer, client
         client.infer("m", {"IN0": X}, outputs=ON_GPU)
     server.dies, server.work_s = False, 0.0
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
-    assert server.claims[0].handle != left.handle
+    assert server.claims[0] != left
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
@@ -129,6 +132,7 @@ def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer,
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_a_prepared_call_says_that_its_model_died(server: GpuServer, client: ShmClient, has_answered: bool) -> None:
     with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU) as call:
@@ -150,6 +154,7 @@ def test_a_prepared_call_says_that_its_model_died(server: GpuServer, client: Shm
         assert len(server.orders) == sent
 
 
+@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_prepared_call_waits_for_the_models_gpu(server: GpuServer, client: ShmClient) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype)}, outputs=ON_GPU) as call:
         server.answers_early = True
@@ -195,7 +200,7 @@ def test_events_that_there_are_not_or_cannot_be_are_the_peers_fault(
 
 
 def test_a_kernel_that_fails_is_the_calls_error(server: GpuServer, cuda: CudaAccess) -> None:
-    with gpu_client(server, cuda, lend_bytes=0) as client:
+    with gpu_client(server, cuda, lend_bytes=0, region="system") as client:
         client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
         server.answers_early = True
         DRIVER.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", process=0)
@@ -284,7 +289,9 @@ class Stress:
             self.wrong.append((case, found[found != 2 * values][:3], 2 * values[found != 2 * values][:3]))
 
 
-@pytest.mark.parametrize("answers_early", [True, False], ids=["by event", "when it is done"])
+@pytest.mark.parametrize(
+    ("pool_region", "answers_early"), [("system", True), ("sealed", False)], ids=["by event", "when it is done"]
+)
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
 @pytest.mark.usefixtures("switching_often")
 def test_no_answer_is_wrong(server: GpuServer, client: ShmClient, runtime: CudaRuntime, answers_early: bool) -> None:
@@ -299,7 +306,7 @@ INTERRUPTED = tuple(
     str(PACKAGE / each)
     for each in (
         *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
-        *("gpu/memory/allocations.py", "gpu/memory/bank.py", "gpu/ordering.py"),
+        *("gpu/memory/allocations.py", "gpu/memory/by_descriptor.py", "gpu/memory/bank.py", "gpu/ordering.py"),
     )
 )
 TAKEN_OVER = {"_give_up", "keep_while", "<lambda>"}

@@ -206,7 +206,7 @@ def test_memory_of_a_killed_process_stays_while_it_is_mapped_and_is_refused_then
     assert DRIVER.memory(mapping.address, (BLOCK,), "u1").size == BLOCK
     mapping.close()
     shared.collect()
-    assert "or is dead" in reason_against(shared.mappings, mapping.handle)
+    assert "or is dead" in reason_against(shared.mappings, bytes.fromhex(handle))
 
 
 # Leases

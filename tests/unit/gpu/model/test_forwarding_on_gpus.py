@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from shm_backend_utils.errors import ModelError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.by_descriptor import DescriptorAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMappings
 from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call, ShmSession
@@ -27,14 +30,16 @@ from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.emulated import message_of, start_server
+from tests.unit.emulated import delivered, message_of, start_server
 from tests.unit.forwarding.conftest import Models, config, two_models
 from tests.unit.gpu.fakes import (
     BLOCK,
+    DRIVER,
     INTEGERS,
     MODEL,
     SIZE,
@@ -176,6 +181,29 @@ def test_it_is_lent_with_its_slot_and_unmapped_by_both(models: Models, client: C
     assert opened() == (0, 0)
     assert client.output(0, "Y") == [42] * 4
     assert client.host.is_free(0)
+
+
+def test_memory_by_descriptor_is_lent_too(models: Models, client: Client) -> None:
+    made = DescriptorAllocation.make(client.cuda, BLOCK, DEVICE, PRIVATE)
+    assert made is not None
+    memory, seen = DRIVER.memory(made.address, (8,), np.float32), list[Any]()
+    memory[:4] = 21
+    x, room = InputSpan(dtypes.BY_NAME["FP32"], (4,), 1, 0, 16), OutputSpan(1, 16, 16)
+    request = delivered(client.host.begin(Table({"X": x}, {"Y": room}, (made.claim,)), 0), ["Y"])
+
+    def answer(call: Call) -> None:
+        assert call.table is not None
+        seen.extend([call.table.regions[1], call.input("X").attributes.cuda_ipc_handle])
+        content(call.output("Y", (4,), np.float32).array)[...] = 2 * content(call.input("X").array)
+
+    models.answer = answer
+    (response,) = models.caller.serve([request], forward)
+    assert isinstance(response, InferenceResponse)
+    assert response.error() is None
+    assert seen == [replace(made.claim, fence=1), None]
+    assert memory.tolist() == [21] * 4 + [42] * 4
+    assert opened() == (1, 1)  # as long as the client has the region
+    made.free()
 
 
 def test_what_the_other_model_keeps_stays_borrowed_from_the_client(models: Models, client: Client) -> None:
