@@ -99,6 +99,9 @@ class FakeDriver:
     - ``SHM_FAKE_CUDA_UUIDS``: their UUIDs, 32 hexadecimal digits each, separated by commas.
     - ``SHM_FAKE_CUDA_MEMORY_BYTES``: the memory of each, for this process (4 GiB).
     - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
+    - ``SHM_FAKE_CUDA_IPC_US``: how long it takes to open or to close a handle of memory (50).
+    - ``SHM_FAKE_CUDA_CONTEXT_BYTES``: the memory that each context takes (524 MiB).
+    - ``SHM_FAKE_CUDA_FORGIVES``: names, separated by commas, as for :meth:`forgive`.
     - ``SHM_FAKE_CUDA_DRIVER_VERSION``: CUDA's version (13000); functions that came later are not found.
     - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: the values in this process' handles.
     - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, separated by commas, as for :meth:`fail_next`.
@@ -137,6 +140,16 @@ class FakeDriver:
     def delay(self, seconds: float) -> None:
         """Set the delay before each piece of work on a stream. Recording events and waiting for them have no delay."""
         self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
+
+    def forgive(self, *names: str) -> None:
+        """Leave out what a real driver does, by name; without names, leave out nothing.
+
+        ``captures``: a call for a whole context ends all captures there. ``waits``: freeing memory, or closing a
+        handle, waits for the device. ``contexts``: a context takes memory. ``openings``: to open or to close a handle
+        takes time.
+        """
+        if not self._native.fake_cuda_forgive(",".join(names).encode()):
+            raise ValueError(f"the fake driver does not know all of {names}")
 
     def namespace(self, process: int, name: str, pid: int = 0) -> None:
         """Put a virtual process into a PID namespace, with a process id there; 0 means the real one."""
