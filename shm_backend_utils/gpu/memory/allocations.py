@@ -40,7 +40,7 @@ class CudaAllocation:
 
 
 class _Owned:
-    """One ``cuMemAlloc`` and one event, freed after the last reference is gone and the device has finished."""
+    """One ``cuMemAlloc`` and one event, freed after the last reference is gone."""
 
     _process = 0
 
@@ -63,12 +63,8 @@ class _Owned:
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the memory is the parent's
-            retired = self._runtime.retired
             free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
-            if self._addresses:
-                retired.add(self._device, free)
-            elif self._events:
-                retired.add_idle(free)
+            self._runtime.retired.add(free)
 
 
 def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:

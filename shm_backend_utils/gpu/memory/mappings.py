@@ -69,7 +69,7 @@ class CudaMapping:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {self.byte_size}")
 
     def close(self) -> None:
-        """Unmap the memory as soon as nothing keeps it and the device is done. Twice is fine."""
+        """Unmap the memory as soon as nothing keeps it. Twice is fine."""
         self._use = None
 
     def close_unused(self) -> None:
@@ -79,7 +79,7 @@ class CudaMapping:
             use.end()
 
     def close_idle(self) -> None:
-        """Close the mapping after waiting for the device. If no array keeps it, ``retired.collect_idle`` unmaps it."""
+        """Close the mapping after waiting for the device. If no array keeps it, ``retired.collect_now`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True
@@ -106,7 +106,7 @@ class _Use:
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
-                _end(self._mappings, opened, self.event, self._lease)
+                _end(self._mappings, opened, self.event, self._lease, is_idle=True)
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # a forked child owns only its copy of the lease's descriptor
@@ -115,19 +115,17 @@ class _Use:
             return
         retired, opened = self._mappings.runtime.retired, self._opened
         if opened is not None:
-            end = functools.partial(_end, self._mappings, opened, self.event, self._lease)
-            if self.is_idle:
-                retired.add_idle(end)
-            else:
-                retired.add(opened.device, end)
+            retired.add(functools.partial(_end, self._mappings, opened, self.event, self._lease, is_idle=self.is_idle))
 
 
-def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None) -> None:
+def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None, *, is_idle: bool) -> None:
     try:
         if event:
             mappings.runtime.destroy_event(event, opened.device)
     finally:
-        mappings.end_use(opened)
+        is_last = mappings.end_use(opened)
+    if not is_last and not is_idle:  # nothing was unmapped, so CUDA has not waited for the device
+        mappings.runtime.wait_beside_captures(opened.device)
     # Last, and only if the steps above succeeded: afterwards the owner may free the memory and the event.
     if lease is not None:
         lease.give_back()
@@ -173,13 +171,17 @@ class CudaMappings:
             raise
         return mapping
 
-    def end_use(self, opened: _Opened) -> None:
-        """Count one use less, and unmap the allocation after the last use; CudaError if that fails."""
+    def end_use(self, opened: _Opened) -> bool:
+        """Count one use less, and unmap the allocation after the last one; CudaError if that fails.
+
+        Return whether it was the last use.
+        """
         with self._lock:
             opened.uses -= 1
             if not opened.uses:
                 del self._opened[opened.handle, opened.device]
                 self.runtime.close(opened.address, opened.device)
+            return not opened.uses
 
     def _used(self, handle: bytes, device: int, field: str) -> _Opened:
         opened = self._opened.get((handle, device))

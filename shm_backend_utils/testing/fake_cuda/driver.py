@@ -142,7 +142,7 @@ class FakeDriver:
         self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
 
     def forgive(self, *names: str) -> None:
-        """Leave out what a real driver does, by name; without names, leave out nothing.
+        """Leave out behaviour of a real driver, by name; without names, leave out nothing.
 
         ``captures``: a call for a whole context ends all captures there. ``waits``: freeing memory, or closing a
         handle, waits for the device. ``contexts``: a context takes memory. ``openings``: to open or to close a handle

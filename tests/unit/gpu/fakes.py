@@ -152,7 +152,7 @@ class _Owned:
         self._device = device
 
     def __del__(self) -> None:
-        self._runtime.retired.add(self._device, lambda: self._runtime.free(self.address, self._device))
+        self._runtime.retired.add(lambda: self._runtime.free(self.address, self._device))
 
 
 def array_on(runtime: CudaRuntime, values: npt.ArrayLike, device: int = 0, dtype: Any = np.float32) -> DeviceArray:

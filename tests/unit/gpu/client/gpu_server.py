@@ -78,8 +78,10 @@ class GpuServer(FakeServer):
 
     def die(self) -> None:
         self._lives += 1
+        DRIVER.forgive("waits")  # whoever dies waits for nothing
         for each in (*self._kept, *self._fenced.values()):
             self._unmap(each)
+        DRIVER.forgive()
         self._kept, self._fenced = [], {}
 
     def close(self) -> None:
