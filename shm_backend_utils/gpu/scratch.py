@@ -117,7 +117,7 @@ class Scratch:
             self.retire(block)
 
     def put_back_behind(self, marks: Sequence[Mark], blocks: Sequence[Block], kept: Sequence[Any]) -> None:
-        """Mark memory as free, and drop what is kept, when GPUs have passed the marks."""
+        """Mark memory as free, and drop the kept arrays, when GPUs have passed the marks."""
         with self._lock:
             self._left.append(_Left(marks, blocks, kept))
         self._runtime.retired.add(self._wait_for_left)

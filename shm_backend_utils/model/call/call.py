@@ -187,7 +187,8 @@ class Call(AnsweredRequest):
 
         Copies by the library, for example in :meth:`put`, run after earlier work on the stream and before later work.
         So name the stream before you copy. Without a stream, the library waits for the whole GPU, at each copy and at
-        the end. That is correct for every model, but it also waits for the process' other work on that GPU.
+        the end. That is correct for every model, but it also waits for the process' other work on that GPU, and
+        excludes graph captures in the process: it is a ModelError if the library finds one.
 
         Parameters
         ----------
