@@ -119,7 +119,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
             The streams of your work that writes inputs on GPUs, or still reads earlier results there. Give a stream of
             torch or CuPy, any object with ``__cuda_stream__``, a ``CUstream`` as a number, an event, or a sequence of
             these. The call waits only for these, and they wait for outputs that the model's GPU is still writing. By
-            default the call waits for all work of this process on the call's GPUs.
+            default the call waits for all work of this process on the call's GPUs, and it is a CallerError if a stream
+            is being captured into a graph.
         library : str, optional
             The library of the arrays of outputs on GPUs: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``. By default
             that of the inputs on GPUs, else :class:`DeviceArray`, which all four can import.

@@ -175,9 +175,7 @@ class CudaShmHandle(ShmHandle):
         if self._allocation is not None:
             self._allocation.free()
             self._allocation = None
-            self._cuda.collect()
-            self._runtime.synchronize_device(self.device_id)
-        self._cuda.collect()  # the GPU has finished with the memory now
+        self._cuda.collect()  # CUDA waits for the GPU
 
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
         return self._array(_BYTE, (byte_size,)).to_host()

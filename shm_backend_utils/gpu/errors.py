@@ -18,11 +18,14 @@ class CudaError(MachineError):
         CUDA's name of the error, for example ``"CUDA_ERROR_INVALID_VALUE"``.
     is_final : bool
         Whether no call of this process will ever succeed on that GPU again.
+    is_capture : bool
+        Whether the reason is a graph capture.
     """
 
     def __init__(self, doing: str, name: str) -> None:
         self.name = name
         self.is_final = name in _FINAL
+        self.is_capture = "CAPTURE" in name
         advice = _ADVICE.get(name, "see CUresult in CUDA's documentation of the driver API")
         super().__init__(f"{doing} failed with {name}: {advice}")
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DType
-from ..errors import CallerError, ModelError
+from ..errors import CallerError, ModelError, ShmError, translate
 from ..tensors.view import TensorView
 from .arrays.copies import copy
 from .arrays.device_array import DeviceArray, StridedArray, viewed
 from .arrays.device_view import DeviceView
 from .arrays.imported import device_of, imported
+from .errors import CudaError
 from .memory.access import CudaAccess
-from .ordering import OwnStreams, order_after
+from .ordering import Mark, OwnStreams, order_after
 from .runtime import LEGACY_STREAM, CudaRuntime
-from .scratch import Scratch
+from .scratch import Block, Dropped, Scratch
 from .streams import NamedStream, named_stream
 
 __all__ = ["DeviceArrays", "DeviceUses"]
@@ -39,6 +41,7 @@ class DeviceUses:
         self.reads_host = False  # whether a copy from host memory may be in progress
         self._arrays = arrays
         self._kept: list[Any] = []
+        self._dropped: list[Dropped] = []  # of this call, and of the calls that it has joined
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.streams))
@@ -86,6 +89,7 @@ class DeviceUses:
         self.own += other.own
         self.reads_host |= other.reads_host
         self.keep(other._kept)
+        self._dropped += other._dropped
 
     def keep(self, arrays: Iterable[Any]) -> None:
         """Keep arrays alive that a GPU has not copied yet."""
@@ -101,13 +105,34 @@ class DeviceUses:
         self.own.append((streams, NamedStream(handle, device)))
         return streams, handle
 
+    @property
+    def dropped(self) -> Dropped:
+        """Takes the own memory of the call's arrays."""
+        if not self._dropped:
+            self._dropped.append(self._arrays.new_dropped())
+        return self._dropped[0]
+
+    def take_dropped(self) -> list[Block]:
+        """Return the own memory of arrays that were dropped so far."""
+        return [block for each in self._dropped for block in each.take()]
+
     def wait(self) -> None:
         """Wait as :meth:`DeviceArrays.wait` does."""
         self._arrays.wait([self])
 
+    def wait_after_error(self) -> None:
+        """Wait as :meth:`wait` does, but end no graph capture: the call may have failed before it named a stream."""
+        for device, streams in self.streams.items():
+            if streams:
+                self._arrays.wait_on(device, [self])
+            else:
+                self._arrays.runtime.wait_beside_captures(device)
+
     def release(self) -> None:
         """Release streams and arrays after the GPUs have finished. Twice is fine."""
         self._kept = []
+        for each in self._dropped:
+            each.end()
         own, self.own = self.own, []
         for streams, stream in own:
             assert stream.device is not None
@@ -116,9 +141,7 @@ class DeviceUses:
     def leave(self) -> None:
         """Release streams and arrays while GPUs still work; the arrays stay alive until that work is done."""
         kept, self._kept = self._kept, []
-        if kept:
-            for device in self:
-                self._arrays.runtime.retired.add(device, kept.copy().clear)
+        self._arrays.keep_until_done(self, kept)
         self.release()
 
 
@@ -177,7 +200,7 @@ class DeviceArrays:
     ) -> DeviceView:
         """Return an array as a view: over its own memory, or over a copy if it is not C-contiguous."""
         if not isinstance(array, DeviceArray):
-            contiguous = self._scratch.array(array.shape, dtype.numpy, array.device)
+            contiguous = self._array(array.shape, dtype.numpy, array.device, uses)
             self.copy_all([(contiguous, array)], uses)
             array = contiguous
         if array.is_read_only == writable:
@@ -185,10 +208,16 @@ class DeviceArrays:
         return DeviceView(name, array, dtype, path)
 
     def empty(
-        self, name: str, shape: tuple[int, ...], dtype: DType, path: str, device: int | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: DType,
+        path: str,
+        device: int | None = None,
+        uses: DeviceUses | None = None,
     ) -> DeviceView:
         """Return new memory as a view: C-contiguous, writable, not cleared; by default on the instance's GPU."""
-        array = self._scratch.array(shape, dtype.numpy, self.device if device is None else device)
+        array = self._array(shape, dtype.numpy, self.device if device is None else device, uses)
         return DeviceView(name, array, dtype, path)
 
     def copy_all(self, pairs: Sequence[tuple[Any, Any]], uses: DeviceUses | None = None) -> None:
@@ -211,8 +240,8 @@ class DeviceArrays:
                 self._order_behind(stream, device, streams)
             if not all(named.values()) or any(isinstance(source, np.ndarray) for _, source in pairs):
                 runtime.synchronize_stream(stream, device)
-            elif uses is not None:
-                uses.keep(on_gpus)
+            elif uses is not None:  # own memory is not used again before the call's end
+                uses.keep(array for array in on_gpus if not Scratch.owns(array))
 
     def to_host(self, view: DeviceView, uses: DeviceUses | None = None) -> npt.NDArray[Any]:
         """Return a complete copy in host memory."""
@@ -228,14 +257,14 @@ class DeviceArrays:
         uses.reads_host = True
         source = view.numpy()
         if stream is not None:
-            copied = self._scratch.array(view.shape, view.dtype, device)
+            copied = self._array(view.shape, view.dtype, device, uses)
             with runtime.on(device):
                 copy(runtime, copied, source, stream.handle)
             order_after(runtime, [stream], device, own)
             return copied
         if view.writable:  # an output, which the GPU may still write
             self._order_after(uses.streams[device], device, own)
-        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own, streams=streams)
+        copied = self._scratch.array(view.shape, view.dtype, device, uses.dropped, written_on=own, streams=streams)
         with runtime.on(device):
             copy(runtime, copied, source, own)
         return copied
@@ -243,21 +272,57 @@ class DeviceArrays:
     def wait(self, uses: Iterable[DeviceUses]) -> None:
         """Wait until GPUs have finished the work on the calls' named streams, or all work if a call named none there.
 
-        CudaError if that work has failed; ModelError if a named stream is being captured.
+        CudaError if that work has failed; ModelError if a named stream is being captured or, without names, any is.
         """
         every = list(uses)
-        for device in sorted({device for each in every for device in each}):
-            runtime = self.runtime  # only here: without devices, CUDA need not be installed
-            using = [each for each in every if device in each]
-            if not all(each.streams[device] for each in using):
+        dropped = [block for each in every for block in each.take_dropped()]
+        try:
+            for device in sorted({device for each in every for device in each}):
+                self.wait_on(device, [each for each in every if device in each])
+        except BaseException:
+            for block in dropped:
+                self._scratch.retire(block)
+            raise
+        if dropped:
+            self._scratch.put_back(dropped)
+
+    def wait_on(self, device: int, using: Sequence[DeviceUses]) -> None:
+        """Wait on one GPU, as :meth:`wait` does."""
+        runtime = self.runtime
+        if not all(each.streams[device] for each in using):
+            with _refused_in_captures():
                 runtime.synchronize_device(device)
-                continue
-            named = {stream for each in using for stream in each.streams[device]}
-            named |= {stream for each in using for _, stream in each.own if stream.device == device}
-            self._check_is_not_captured(named)
-            with self.own_streams.one(device) as stream:
-                order_after(runtime, sorted(named), device, stream)
-                runtime.synchronize_stream(stream, device)
+            return
+        with self.own_streams.one(device) as stream:
+            self._order_after(_all_streams_on(device, using), device, stream)
+            runtime.synchronize_stream(stream, device)
+
+    def new_dropped(self) -> Dropped:
+        """Return a new place for the memory of one call's arrays."""
+        return Dropped(self._scratch.retire)
+
+    def keep_until_done(self, uses: DeviceUses, kept: list[Any]) -> None:
+        """Keep arrays, and own memory that a call has dropped, until GPUs have finished the call's present work."""
+        dropped = uses.take_dropped()
+        if not (dropped or kept):
+            return
+        scratch, marks = self._scratch, list[Mark]()
+        try:
+            for device in uses:
+                with scratch.streams.one(device) as stream:
+                    self._order_after(_all_streams_on(device, [uses]), device, stream)
+                    marks.append(Mark(self.runtime, stream, device))
+        except ShmError:  # a stream is being captured, or a GPU is lost
+            self.runtime.retired.add(partial(self._drop_after_all_work, list(uses), kept))
+            for block in dropped:
+                scratch.retire(block)
+        else:
+            scratch.put_back_behind(marks, dropped, kept)
+
+    def _drop_after_all_work(self, devices: Iterable[int], kept: list[Any]) -> None:
+        for device in devices:
+            self.runtime.wait_beside_captures(device)
+        kept.clear()
 
     def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
         """Record events, each on its GPU, behind all work of a call that has named streams on each GPU."""
@@ -308,17 +373,42 @@ class DeviceArrays:
         """Return memory and streams that no array uses to CUDA. Twice is fine."""
         if self._own is not None:
             self._own.close()
-            self.runtime.retired.collect()
+
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, uses: DeviceUses | None) -> DeviceArray:
+        return self._scratch.array(shape, dtype, device, None if uses is None else uses.dropped)
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Make later work on ``stream`` wait for a GPU's named streams or, if none is named, for all its work."""
         self._check_is_not_captured(named)
-        order_after(self.runtime, named, device, stream)
+        with _refused_in_captures():
+            order_after(self.runtime, named, device, stream)
 
     def _order_behind(self, stream: int, device: int, named: Sequence[NamedStream]) -> None:
         for each in named:
             assert each.device is not None
             order_after(self.runtime, [NamedStream(stream, device)], each.device, each.handle)
+
+
+def _refused_in_captures() -> translate[CudaError]:
+    return translate(CudaError, _meaning)
+
+
+def _meaning(error: CudaError) -> ModelError | None:
+    if not error.is_capture:
+        return None
+    return ModelError(
+        "this call names no stream on a GPU, so the library must wait for all work there; but a stream of this process "
+        f"is being captured into a graph, and that wait would end the capture ({error.name}); name the call's streams "
+        "by call.ready_on, or capture no graph meanwhile"
+    )
+
+
+def _all_streams_on(device: int, using: Iterable[DeviceUses]) -> Sequence[NamedStream]:
+    """Return the streams on a GPU that calls have named, and the library's own that the calls use; empty if none."""
+    named = {stream for each in using for stream in each.streams[device]}
+    if named:
+        named |= {stream for each in using for _, stream in each.own if stream.device == device}
+    return sorted(named)
 
 
 def _streams_on(device: int, uses: DeviceUses | None) -> Sequence[NamedStream]:

@@ -55,7 +55,7 @@ class OwnStreams:
             destroy, retired = self.runtime.destroy_stream, self.runtime.retired
             for device, streams in self._made:  # no stream is in use: a borrower would keep this object alive
                 for stream in streams:
-                    retired.add_idle(functools.partial(destroy, stream, device))
+                    retired.add(functools.partial(destroy, stream, device))
 
 
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
@@ -102,7 +102,7 @@ class _Event:
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the event is the parent's
             for handle in self._handles:
-                self._runtime.retired.add_idle(functools.partial(self._runtime.destroy_event, handle, self._device))
+                self._runtime.retired.add(functools.partial(self._runtime.destroy_event, handle, self._device))
 
 
 class Mark:

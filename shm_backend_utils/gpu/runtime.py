@@ -52,6 +52,7 @@ _INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
+_IMPLICIT: Final = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
 _RECORDS_CONTEXTS: Final = 12050  # the driver has cuCtxRecordEvent since CUDA 12.5
 
 
@@ -87,7 +88,7 @@ class CudaRuntime(VirtualMemory):
                 "driver, start the container with --gpus, or check LD_LIBRARY_PATH"
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
-        self.retired = Retired(self)  # memory to free or unmap when its device has finished with it
+        self.retired = Retired()  # memory to free or unmap
         call_after_fork(self)
 
     def after_fork(self) -> None:
@@ -135,7 +136,7 @@ class CudaRuntime(VirtualMemory):
             return int(self._ask(f"allocating {byte_size} bytes on GPU {device}", "cuMemAlloc", byte_size))
 
     def free(self, address: int, device: int) -> None:
-        """Free memory of :meth:`allocate` that the device has finished with (``cuMemFree``)."""
+        """Free memory of :meth:`allocate`, after all present work of this process on the device (``cuMemFree``)."""
         with self.on(device):
             self._ask("freeing GPU memory", "cuMemFree", address)
 
@@ -151,7 +152,7 @@ class CudaRuntime(VirtualMemory):
             return int(self._ask("opening another process' GPU memory", "cuIpcOpenMemHandle", found, _LAZY_PEER_ACCESS))
 
     def close(self, address: int, device: int) -> None:
-        """Unmap memory of :meth:`open` that the device has finished with (``cuIpcCloseMemHandle``)."""
+        """Unmap memory of :meth:`open`, after all present work here on the device (``cuIpcCloseMemHandle``)."""
         with self.on(device):
             self._ask("closing another process' GPU memory", "cuIpcCloseMemHandle", address)
 
@@ -233,10 +234,17 @@ class CudaRuntime(VirtualMemory):
             self._ask(doing, "cuCtxPopCurrent")
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether a stream is being captured into a graph (``cuStreamIsCapturing``); the legacy one never is."""
-        if stream in (0, LEGACY_STREAM):
-            return False
-        return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
+        """Return whether a stream is being captured into a graph (``cuStreamIsCapturing``).
+
+        The legacy stream counts as captured while any blocking stream of the current device is: work on the legacy one
+        would end that capture.
+        """
+        try:
+            return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
+        except CudaError as error:
+            if error.name != _IMPLICIT:
+                raise
+            return True
 
     def synchronize_stream(self, stream: int, device: int) -> None:
         """Wait, asleep, until a stream of a device has finished (``cuEventSynchronize``)."""
@@ -250,9 +258,22 @@ class CudaRuntime(VirtualMemory):
                     self._ask("destroying an event", "cuEventDestroy", event)
 
     def synchronize_device(self, device: int) -> None:
-        """Wait until a device has finished all work of this process (``cuCtxSynchronize``)."""
+        """Wait until a device has finished all work of this process (``cuCtxSynchronize``).
+
+        It ends every graph capture on the device. If it finds one, it raises CudaError, and the capture goes on.
+        """
         with self.on(device):
+            self._check_is_not_captured(device)
             self._ask(f"waiting for GPU {device}", "cuCtxSynchronize")
+
+    def wait_beside_captures(self, device: int) -> None:
+        """Wait as :meth:`synchronize_device` does, but without ending a graph capture (``cuMemAlloc``, ``cuMemFree``).
+
+        It frees a block that it has allocated. ``cuMemFree`` waits for all work of this process on the device: CUDA's
+        programming guide says so in its section on the stream-ordered memory allocator. CUDA has no other function that
+        waits for all streams, of which some are unknown here, beside a capture.
+        """
+        self.free(self.allocate(BLOCK_BYTES, device), device)
 
     def create_event(self, device: int) -> int:
         """Return a new event, without timing (``cuEventCreate``)."""
@@ -289,13 +310,16 @@ class CudaRuntime(VirtualMemory):
     def record_device(self, event: int, device: int) -> None:
         """Record an event behind all present work of this process on a device (``cuCtxRecordEvent``).
 
-        A driver older than CUDA 12.5 cannot do that, so this waits for the device instead.
+        A driver older than CUDA 12.5 cannot do that, so this waits for the device instead. Captures are treated as by
+        :meth:`synchronize_device`.
         """
         if not self.records_devices:
             self.synchronize_device(device)
             with self.on(device):
                 self.record(event, 0)
-        else:
+            return
+        with self.on(device):
+            self._check_is_not_captured(device)
             self._ask(f"recording the work of GPU {device}", "cuCtxRecordEvent", self._context(device), event)
 
     def wait_for_event(self, event: int, stream: int) -> None:
@@ -311,6 +335,11 @@ class CudaRuntime(VirtualMemory):
                 raise
             return False
         return True
+
+    def _check_is_not_captured(self, device: int) -> None:
+        """Raise CudaError if a blocking stream of the current device is being captured; others cannot be found out."""
+        if self.is_capturing(LEGACY_STREAM):
+            raise CudaError(f"waiting for all work on GPU {device}", _IMPLICIT)
 
     @contextlib.contextmanager
     def _beside_captures(self) -> Iterator[None]:

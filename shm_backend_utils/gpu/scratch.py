@@ -6,32 +6,87 @@ import contextlib
 import math
 import os
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from .arrays.device_array import DeviceArray
 from .errors import CudaError
-from .ordering import OwnStreams
+from .ordering import Mark, OwnStreams
 from .runtime import CudaRuntime, whole_blocks
 
-__all__ = ["Scratch"]
+__all__ = ["Block", "Dropped", "Scratch"]
+
+_PAUSE_S: Final = 0.001
+
+
+class Block(NamedTuple):
+    """Memory of a session on a GPU."""
+
+    byte_size: int
+    address: int
+    device: int
+
+
+class Dropped:
+    """The blocks whose arrays were dropped while their call ran. Thread-safe."""
+
+    def __init__(self, free: Callable[[Block], None]) -> None:
+        self._free = free
+        self._blocks: deque[Block] = deque()
+        self._is_over = False
+
+    def add(self, block: Block) -> None:
+        """Keep a block, or free it if the call is over. Finalizers may call this."""
+        self._blocks.append(block)
+        if self._is_over:
+            self._free_all()
+
+    def take(self) -> list[Block]:
+        """Return the blocks that were dropped so far; they are free after the GPUs have done their present work."""
+        taken: list[Block] = []
+        with contextlib.suppress(IndexError):  # the end; other threads may take blocks, too
+            while True:
+                taken.append(self._blocks.popleft())
+        return taken
+
+    def end(self) -> None:
+        """End the call: memory that is dropped from now on may be in use on any stream, so CUDA frees it."""
+        self._is_over = True  # first: a finalizer that comes later frees its block itself
+        self._free_all()
+
+    def _free_all(self) -> None:
+        for block in self.take():
+            self._free(block)
+
+
+class _Left(NamedTuple):
+    """Blocks and arrays that GPUs use until they have passed the marks."""
+
+    marks: Sequence[Mark]
+    blocks: Sequence[Block]
+    kept: Sequence[Any]
 
 
 class Scratch:
     """A session's own memory on GPUs. Thread-safe.
 
-    An array's memory is free again when the array is gone *and* its GPU has finished the work that it had then. The
-    next array that fits takes free memory. If no free memory fits, all of it on that GPU goes back to CUDA. So a
-    session has only as much memory as its calls used at the same time.
+    The memory of an array that is dropped while its call runs is free again when the GPUs have finished the call's
+    work. The next array that fits takes free memory. Memory of other arrays goes back to CUDA, which waits for the GPU.
+    If no free memory fits, all of it on that GPU goes back to CUDA. So a session has only as much memory as its calls
+    used at the same time.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.streams = OwnStreams(runtime)  # a stream that wrote a live array lives as long as the array
         self._runtime = runtime
         self._lock = threading.Lock()
-        self._free: dict[int, list[tuple[int, int]]] = {}  # sizes and addresses, by GPU
+        self._free: dict[int, list[Block]] = {}  # by GPU
+        self._left: list[_Left] = []
         self._is_closed = False
 
     def array(
@@ -39,65 +94,111 @@ class Scratch:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         device: int,
+        dropped: Dropped | None = None,
         *,
         written_on: int | None = None,
         streams: OwnStreams | None = None,
     ) -> DeviceArray:
-        """Return a new array; readers on other streams wait for ``written_on``, one of ``streams``."""
-        taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
-        taken.streams = streams
-        return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
+        """Return a new array; readers on other streams wait for ``written_on``, one of ``streams``.
 
-    def put_back(self, byte_size: int, address: int, device: int) -> None:
-        """Mark memory as free again. Call it after the GPU has finished with it."""
+        When it is dropped, its memory goes to ``dropped``; without that, to CUDA.
+        """
+        block = self._take(math.prod(shape) * dtype.itemsize, device)
+        taken = _Taken(self.retire if dropped is None else dropped.add, block, streams)
+        return DeviceArray(self._runtime, block.address, shape, dtype, device, taken, written_on=written_on)
+
+    def put_back(self, blocks: Iterable[Block]) -> None:
+        """Mark memory as free again, after the GPUs have finished with it."""
+        for block in blocks:
+            with self._lock:
+                if not self._is_closed:
+                    self._free.setdefault(block.device, []).append(block)
+                    continue
+            self.retire(block)
+
+    def put_back_behind(self, marks: Sequence[Mark], blocks: Sequence[Block], kept: Sequence[Any]) -> None:
+        """Mark memory as free, and drop the kept arrays, when GPUs have passed the marks."""
         with self._lock:
-            if not self._is_closed:
-                self._free.setdefault(device, []).append((byte_size, address))
-                return
-        self._runtime.free(address, device)
+            self._left.append(_Left(marks, blocks, kept))
+        self._runtime.retired.add(self._wait_for_left)
+
+    def retire(self, block: Block) -> None:
+        """Let a thread return memory to CUDA, which waits for the GPU. Finalizers may call this."""
+        self._runtime.retired.add(partial(self._runtime.free, block.address, block.device))
 
     def close(self) -> None:
-        """Return free memory to CUDA now, and used memory when it becomes free. Twice is fine."""
+        """Return free memory to CUDA, and used memory when it becomes free. Twice is fine."""
         with self._lock:
             self._is_closed = True
             self.streams = OwnStreams(self._runtime)
             free, self._free = self._free, {}
-        for device, blocks in free.items():
-            for _, address in blocks:
-                with contextlib.suppress(CudaError):  # memory that CUDA does not free is leaked; free the rest
-                    self._runtime.free(address, device)
+        for blocks in free.values():
+            for block in blocks:
+                self.retire(block)
 
-    def _take(self, byte_size: int, device: int) -> tuple[int, int]:
-        """Return the size and the address of memory with at least ``byte_size`` bytes."""
-        self._runtime.retired.collect()
+    @staticmethod
+    def owns(array: Any) -> bool:
+        """Return whether an array is one of :meth:`array`, or a part of one."""
+        return isinstance(array.owner, _Taken)
+
+    def _take(self, byte_size: int, device: int) -> Block:
+        """Return memory with at least ``byte_size`` bytes."""
+        self._look_at_left()
         with self._lock:
             free = self._free.get(device, [])
-            fitting = [block for block in free if block[0] >= byte_size]
+            fitting = [block for block in free if block.byte_size >= byte_size]
             if fitting:
                 block = min(fitting)
                 free.remove(block)
                 return block
             self._free[device] = []
-        for _, address in free:
-            with contextlib.suppress(CudaError):
-                self._runtime.free(address, device)
+        for block in free:
+            self.retire(block)
+        retired = self._runtime.retired
+        retired.collect_soon()
         byte_size = whole_blocks(max(byte_size, 1))
-        return byte_size, self._runtime.allocate(byte_size, device)
+        try:
+            return Block(byte_size, self._runtime.allocate(byte_size, device), device)
+        except CudaError as error:
+            if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise
+        retired.collect_now()
+        return Block(byte_size, self._runtime.allocate(byte_size, device), device)
+
+    def _look_at_left(self) -> bool:
+        """Take back memory that GPUs have finished with. Return whether they still use some."""
+        with self._lock:
+            looked_at, self._left = self._left, []
+        still = [each for each in looked_at if not self._is_taken_back(each)]
+        with self._lock:
+            self._left += still
+            return bool(self._left)
+
+    def _is_taken_back(self, left: _Left) -> bool:
+        try:
+            if not all(mark.is_done() for mark in left.marks):
+                return False
+        except CudaError as error:
+            return error.is_final  # memory of a lost device is leaked
+        for mark in left.marks:
+            mark.close()
+        self.put_back(left.blocks)
+        return True
+
+    def _wait_for_left(self) -> None:
+        while self._look_at_left():
+            time.sleep(_PAUSE_S)
 
 
 class _Taken:
     """The memory of one array, with a finalizer that neither waits nor calls CUDA."""
 
-    def __init__(self, scratch: Scratch, runtime: CudaRuntime, byte_size: int, address: int, device: int) -> None:
-        self.address = address
-        self._scratch = scratch
-        self._runtime = runtime
-        self._byte_size = byte_size
-        self._device = device
+    def __init__(self, give_back: Callable[[Block], None], block: Block, streams: OwnStreams | None) -> None:
+        self.streams = streams
+        self._give_back = give_back
+        self._block = block
         self._process = os.getpid()
-        self.streams: OwnStreams | None = None
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the memory is the parent's
-            back = partial(self._scratch.put_back, self._byte_size, self.address, self._device)
-            self._runtime.retired.add(self._device, back)
+            self._give_back(self._block)

@@ -6,6 +6,7 @@ CUDA's protocol for streams in Python is ``__cuda_stream__``, which returns a ve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
@@ -18,11 +19,13 @@ __all__ = ["Named", "NamedEvent", "NamedStream", "named", "named_stream"]
 _NO_STREAM: Final = frozenset({"CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
 
 
-class NamedStream(NamedTuple):
+@dataclass(frozen=True, order=True)
+class NamedStream:
     """A stream that a user has named."""
 
     handle: int
     device: int | None = None  # None: ask CUDA; a default stream belongs to the intended device
+    owner: object = field(default=None, compare=False, repr=False)  # keeps the stream; None: the user may destroy it
 
     @property
     def is_the_threads(self) -> bool:
@@ -65,7 +68,9 @@ def named_stream(value: Any) -> NamedStream:
     if not 0 <= handle < 2**64:
         raise CallerError(f"stream {shown(handle)} is not a CUDA stream; expected a number of 0 or more, of 64 bits")
     # These libraries write 0 for stream 1; the driver may read 0 as the per-thread default stream.
-    return NamedStream(handle or LEGACY_STREAM, _device_of(value) if handle in DEFAULT_STREAMS else None)
+    device = _device_of(value) if handle in DEFAULT_STREAMS else None
+    is_only_a_handle = isinstance(value, Integral) or _has_class(value, "CUstream", "cudaStream_t", "ExternalStream")
+    return NamedStream(handle or LEGACY_STREAM, device, None if is_only_a_handle else value)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:

@@ -86,16 +86,6 @@ class VirtualMemory(ABC):
             self._ask("unmapping GPU memory", "cuMemUnmap", address, byte_size)
             self._ask("freeing addresses of GPU memory", "cuMemAddressFree", address, byte_size)
 
-    def wait_by_free(self, device: int) -> None:
-        """Wait for all work of this process on a device, beside other threads' graph captures.
-
-        Before ``cuMemFree`` frees memory, the driver waits for all streams (NVIDIA's programming guide, "Stream-Ordered
-        Memory Allocator"). Unlike ``cuCtxSynchronize``, this ends no capture.
-        """
-        doing = f"waiting for GPU {device}"
-        with self.on(device):
-            self._ask(doing, "cuMemFree", self._ask(doing, "cuMemAlloc", BLOCK_BYTES))
-
     def _mapped(self, handle: Any, byte_size: int, device: int, export: Callable[[], T]) -> tuple[int, T]:
         """Map memory for reading and writing by its device, export it, and let the mapping alone keep it."""
         driver = self._driver

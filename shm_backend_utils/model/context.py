@@ -77,8 +77,8 @@ class Context:
 
     def close(self) -> None:
         """Unmap every region, and remove the regions that were made for ``call.forward``. Twice is fine."""
-        self.resolver.close()
         self.arrays.close()
+        self.resolver.close()  # frees what the others retire, too
         self.forwarder.close()
 
 

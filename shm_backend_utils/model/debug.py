@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ModelError
 from ..gpu.arrays.device_view import DeviceView
+from ..gpu.model import DeviceUses
 from ..tensors.view import TensorView
 from .call import Call
 from .mapping.memory import HostMemory
@@ -143,8 +144,8 @@ class DebugStreamCall(DebugCall, StreamCall):
 class DebugGathering(Gathering):
     """The copies of one batch. Outputs that are split later begin with the random bytes of each call's rows."""
 
-    def room(self, parts: Sequence[TensorView]) -> TensorView:
-        whole = super().room(parts)
+    def room(self, parts: Sequence[TensorView], uses: DeviceUses | None = None) -> TensorView:
+        whole = super().room(parts, uses)
         for rows, part in with_rows(whole, parts) if not isinstance(whole, DeviceView) else ():
             if not isinstance(part, DeviceView):
                 rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)

@@ -1,10 +1,11 @@
-"""The memory and work of calls on GPUs, for every path. Waits poll CUDA; they never block in a CUDA function."""
+"""The memory and work of calls on GPUs, for every path. Waits poll; no calling thread blocks in a CUDA function."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import PeerError, TensorError
+from ...errors import CallerError, PeerError, TensorError, translate
 from ...gpu.arrays.copies import copy, new_array
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.libraries import as_library
@@ -21,7 +22,7 @@ from ...gpu.errors import CudaError
 from ...gpu.memory.allocations import CudaAllocation
 from ...gpu.memory.by_descriptor import Allocation
 from ...gpu.ordering import Mark
-from ...gpu.runtime import CudaRuntime
+from ...gpu.runtime import DEFAULT_STREAMS, CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
 from ...memory.pool.slot import Memory, SlotRegion
@@ -73,10 +74,53 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
 
 def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
     """Make a call's GPU work wait for the streams that the user named, or without such streams for all work."""
-    if named or work.gpus.runtime.records_devices:
+    if named:
         work.follow(named, devices)
-    else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
-        yield from offloaded(lambda: work.follow(named, devices), deadline, _COMES_BEFORE)
+        return
+    with translate(CudaError, _refusal):
+        if work.gpus.runtime.records_devices:
+            work.follow((), devices)
+        else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
+            yield from offloaded(lambda: work.follow((), devices), deadline, _COMES_BEFORE)
+
+
+def _refusal(error: CudaError) -> CallerError | None:
+    """Return the error of a call without named streams beside a graph capture; None for other errors."""
+    if not error.is_capture:
+        return None
+    return CallerError(
+        "this call names no stream, so it must wait for all work of this process on its GPUs; but a stream of this "
+        f"process is being captured into a graph, and that wait would end the capture ({error.name}); name the call's "
+        "streams by cuda_stream, or capture no graph meanwhile"
+    )
+
+
+def _followed_others(work: GpuWork, others: set[NamedStream | None], devices: set[int], deadline: float) -> Steps[None]:
+    """Make a call's GPU work wait for streams that earlier calls named; None stands for unknown streams.
+
+    Those calls may belong to other threads, which may capture graphs meanwhile.
+    """
+    streams = [
+        each for each in others if each is not None and (each.owner is not None or each.handle in DEFAULT_STREAMS)
+    ]
+    if len(streams) == len(others):
+        with contextlib.suppress(CallerError, CudaError):  # for example, one of them is being captured
+            work.follow(streams, devices)
+            return
+    runtime, errors = work.gpus.runtime, list[CudaError]()
+
+    def wait() -> None:
+        try:
+            for device in devices:
+                runtime.wait_beside_captures(device)
+        except CudaError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait, name="shm waits for GPUs", daemon=True)  # the deadline may end first
+    waiting.start()
+    yield from _until(lambda: not waiting.is_alive(), deadline, _COMES_BEFORE)
+    if errors:
+        raise errors[0]
 
 
 def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
@@ -216,9 +260,10 @@ class CallOnGpus(OnGpus):
                 each if isinstance(each, NamedStream) and not each.is_the_threads else None
                 for each in self.named or (None,)
             }
-            others = self._region.worked_on  # earlier requests' streams, which may still read results here
-            if self.named and not self._has_waited_for_others and (None in others or others - streams):
-                yield from _followed(work, (), devices, deadline)
+            # Earlier requests' streams may still read results here.
+            others = {each for each in self._region.worked_on if each is None or each not in streams}
+            if self.named and not self._has_waited_for_others and others:
+                yield from _followed_others(work, others, devices, deadline)
             self._region.worked_on |= streams  # the last line replaces the set, when all this work is done
             if any(source.is_strided for source in sources.values()):
                 yield from _worked_off(work, deadline)  # a waiting stream has no room for so many single copies

@@ -59,7 +59,7 @@ def copy_of(array: DeviceArray) -> DeviceArray:
     """Return a copy with its own memory, after waiting for all present work of the GPU."""
     runtime, device = array.runtime, array.device
     made = new_array(runtime, array.shape, array.dtype, device)
-    runtime.synchronize_device(device)
+    runtime.wait_beside_captures(device)
     stream = runtime.create_stream(device)
     try:
         copy(runtime, made, array, stream)

@@ -58,11 +58,11 @@ class DeviceArray:
 
     __slots__ = (
         "__weakref__",
-        "_owner",
         "address",
         "device",
         "dtype",
         "is_read_only",
+        "owner",
         "runtime",
         "shape",
         "written_on",
@@ -87,7 +87,7 @@ class DeviceArray:
         self.device = device
         self.is_read_only = is_read_only
         self.written_on = written_on
-        self._owner = owner
+        self.owner = owner
 
     @property
     def size(self) -> int:
@@ -203,6 +203,8 @@ class DeviceArray:
     def to_host(self) -> npt.NDArray[Any]:
         """Return a copy in host memory. It waits for all work that this process has launched on the GPU before.
 
+        It ends no graph capture. Work on a stream that is being captured is not part of it.
+
         Returns
         -------
         numpy.ndarray
@@ -215,7 +217,7 @@ class DeviceArray:
         """
         copied = np.empty(self.shape, self.dtype)
         with self.runtime.on(self.device):
-            self.runtime.synchronize_device(self.device)
+            self.runtime.wait_beside_captures(self.device)
             if copied.nbytes:
                 # The per-thread default stream exists already, and waits for no stream but the legacy default stream.
                 self.runtime.copy(copied.ctypes.data, self.address, copied.nbytes, PER_THREAD_STREAM)
@@ -332,7 +334,7 @@ def viewed(
         array.shape if shape is None else shape,
         array.dtype if dtype is None else dtype,
         array.device,
-        array._owner,
+        array.owner,
         is_read_only=array.is_read_only if is_read_only is None else is_read_only,
         written_on=array.written_on,
     )

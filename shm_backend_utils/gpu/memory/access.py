@@ -43,8 +43,8 @@ class CudaAccess:
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
 
-    def collect_idle(self) -> None:
-        """Unmap now the memory that :meth:`.CudaMapping.close_idle` has closed and nothing keeps."""
+    def collect_now(self) -> None:
+        """Free and unmap memory that is due, or wait until another thread has done so."""
         mappings = self._mappings
         if mappings is not None:
-            mappings.runtime.retired.collect_idle()
+            mappings.runtime.retired.collect_now()

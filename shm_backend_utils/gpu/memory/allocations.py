@@ -46,7 +46,7 @@ class CudaAllocation:
 
 
 class DeviceMemory:
-    """Memory from ``cuMemAlloc``, freed after the last reference is gone and the device has finished."""
+    """Memory from ``cuMemAlloc``, freed after the last reference is gone; the driver then waits for the device."""
 
     _process = 0
 
@@ -64,7 +64,7 @@ class DeviceMemory:
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the memory is the parent's
             for address in self._addresses:  # an interrupt may have prevented the allocation
-                self._runtime.retired.add(self._device, functools.partial(self._runtime.free, address, self._device))
+                self._runtime.retired.add(functools.partial(self._runtime.free, address, self._device))
 
 
 class _Owned(DeviceMemory):
@@ -83,5 +83,5 @@ class _Owned(DeviceMemory):
         if self._process == os.getpid():
             for event in self._events:
                 destroy = functools.partial(self._runtime.destroy_event, event, self._device)
-                self._runtime.retired.add(self._device, destroy)
+                self._runtime.retired.add(destroy)
         super().__del__()

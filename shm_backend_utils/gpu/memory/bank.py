@@ -86,15 +86,14 @@ class DeviceBank:
         self._free_later()
 
     def collect(self) -> bool:
-        """Free unused memory. Return whether some is left to be freed."""
-        if self._given_up:
-            with self._lock:
-                self._collect()
+        """Free unused memory, after waiting for the GPUs. Return whether some is left to be freed."""
+        self._retire()
         return self.cuda.collect() or bool(self._given_up)
 
     def close(self) -> None:
-        """Free unused memory now, and the rest when models release it; the end of this process frees all."""
-        if self.collect():
+        """Let a thread free all memory when models release it; the end of this process frees it, too."""
+        self._retire()
+        if self.cuda.has_retired or self._given_up:
             self._free_later()
 
     def abandon(self) -> None:
@@ -130,6 +129,12 @@ class DeviceBank:
         borrowed.clear()
         self._in_regions.pop(id(held), None)
 
+    def _retire(self) -> None:
+        """Retire the memory that models do not map any more."""
+        if self._given_up:
+            with self._lock:
+                self._collect()
+
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
             each = self._given_up[0]
@@ -161,7 +166,9 @@ class DeviceBank:
         most = self.cuda.runtime.total_bytes(device)
         if byte_size > most:
             raise BudgetError(f"the call needs {byte_size} bytes on GPU {device}, which has {most}; send less at once")
-        self.collect()
+        self._retire()
+        if self.cuda.has_retired:
+            self._free_later()
         with self._lock:
             if limit is not None and self._byte_sizes[device] + byte_size > limit:
                 raise ShortOfMemoryError(

@@ -53,13 +53,13 @@ class _Kept:
 
 
 def _unmap_later(runtime: CudaRuntime, address: int, byte_size: int, device: int, lease: SharedLease | None) -> None:
-    runtime.retired.add(device, functools.partial(_unmap, runtime, address, byte_size, device, lease))
+    runtime.retired.add(functools.partial(_unmap, runtime, address, byte_size, device, lease))
 
 
 def _unmap(runtime: CudaRuntime, address: int, byte_size: int, device: int, lease: SharedLease | None) -> None:
     """Unmap memory after all work of the device; if there is no memory to wait by, try again in the next round."""
     try:
-        runtime.wait_by_free(device)
+        runtime.wait_beside_captures(device)
     except CudaError as error:
         if not error.is_final:
             _unmap_later(runtime, address, byte_size, device, lease)

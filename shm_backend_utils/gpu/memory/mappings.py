@@ -101,7 +101,7 @@ class CudaMapping:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {self.byte_size}")
 
     def close(self) -> None:
-        """Unmap the memory as soon as nothing keeps it and the device is done. Twice is fine."""
+        """Unmap the memory as soon as nothing keeps it. Twice is fine."""
         self._use = None
 
     def close_unused(self) -> None:
@@ -111,7 +111,7 @@ class CudaMapping:
             use.end()
 
     def close_idle(self) -> None:
-        """Close the mapping after waiting for the device. If no array keeps it, ``retired.collect_idle`` unmaps it."""
+        """Close the mapping after waiting for the device. If no array keeps it, ``retired.collect_now`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True
@@ -138,7 +138,7 @@ class _Use:
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
-                _end(self._mappings, opened, self.event, self._lease)
+                _end(self._mappings, opened, self.event, self._lease, is_idle=True)
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # a forked child owns only its copy of the lease's descriptor
@@ -147,19 +147,17 @@ class _Use:
             return
         retired, opened = self._mappings.runtime.retired, self._opened
         if opened is not None:
-            end = functools.partial(_end, self._mappings, opened, self.event, self._lease)
-            if self.is_idle:
-                retired.add_idle(end)
-            else:
-                retired.add(opened.device, end)
+            retired.add(functools.partial(_end, self._mappings, opened, self.event, self._lease, is_idle=self.is_idle))
 
 
-def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None) -> None:
+def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None, *, is_idle: bool) -> None:
     try:
         if event:
             mappings.runtime.destroy_event(event, opened.device)
     finally:
-        mappings.end_use(opened)
+        is_unmapped = mappings.end_use(opened)
+    if not is_unmapped and not is_idle:  # nothing was unmapped, so CUDA has not waited for the device
+        mappings.runtime.wait_beside_captures(opened.device)
     # Last, and only if the steps above succeeded: afterwards the owner may free the memory and the event.
     if lease is not None:
         lease.give_back()
@@ -206,22 +204,27 @@ class CudaMappings:
             raise
         return mapping
 
-    def end_use(self, opened: _Opened) -> None:
-        """Count one use less, and unmap the allocation after the last use; CudaError if that fails."""
+    def end_use(self, opened: _Opened) -> bool:
+        """Count one use less, and unmap the allocation after the last one; CudaError if that fails.
+
+        Return whether this has unmapped it.
+        """
         with self._lock:
             opened.uses -= 1
             if opened.uses:
-                return
+                return False
         with opened.lock:
             try:
-                if opened.address and not opened.uses:  # a use that began meanwhile keeps it open
-                    address, opened.address = opened.address, 0
+                address = 0 if opened.uses else opened.address  # a use that began meanwhile keeps it open
+                if address:
+                    opened.address = 0
                     self.runtime.close(address, opened.device)
             finally:
                 with self._lock:
                     key = opened.handle, opened.device
                     if not opened.uses and self._opened.get(key) is opened:  # two threads may end the last use
                         del self._opened[key]
+        return bool(address)
 
     def _begin_use(self, handle: bytes, device: int, field: str) -> _Opened:
         with self._lock:

@@ -200,6 +200,8 @@ class AnsweredRequest(ReceivedRequest):
                     view, encoded, region, source, _ = output
                     if source is not None:
                         self._fill(view, source)
+                        made[name] = output._replace(source=None)  # its memory can be free when GPUs are done
+                        del source, output
                     if region is None:
                         tensors.append(self._tensor_of(name, view))
                         if self._slot is not None:
@@ -359,7 +361,7 @@ class AnsweredRequest(ReceivedRequest):
             return
         if self.devices:  # a GPU may still write to memory that the client gets back below
             try:
-                self.devices.wait()
+                self.devices.wait_after_error()
             except ShmError:  # the GPU may write for ever: a request that is not completed spoils its memory
                 self.devices.leave()
                 self.outputs = {}

@@ -172,13 +172,14 @@ class Call(AnsweredRequest):
         view = self.output(name, shape, dtype)
         if isinstance(view, DeviceView):
             return view
-        made = self._context.arrays.empty(name, view.shape, dtypes.from_numpy(view.dtype, name), TRITON)
+        uses = self._device_uses()
+        made = self._context.arrays.empty(name, view.shape, dtypes.from_numpy(view.dtype, name), TRITON, uses=uses)
         output = self.outputs[name]
         if output.region is None:
             self.outputs[name] = output._replace(view=made)
         else:
             self.outputs[name] = output._replace(source=made.array, was_copied=True)
-        self._use_device(made.device)
+        uses.add(made.device)
         return made
 
     def ready_on(self, cuda_stream: Any) -> None:
@@ -186,7 +187,8 @@ class Call(AnsweredRequest):
 
         Copies by the library, for example in :meth:`put`, run after earlier work on the stream and before later work.
         So name the stream before you copy. Without a stream, the library waits for the whole GPU, at each copy and at
-        the end. That is correct for every model, but it also waits for the process' other work on that GPU.
+        the end. That is correct for every model, but it also waits for the process' other work on that GPU, and
+        excludes graph captures in the process: it is a ModelError if the library finds one.
 
         Parameters
         ----------
@@ -314,10 +316,11 @@ class Call(AnsweredRequest):
             self._pending = set()
         if self.devices:  # the other model's streams do not wait for this call's streams
             self.devices.wait()
-        own = self._parameters
-        callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
+        received = self._parameters
+        callers = "" if received is None else str(received.get(CALLERS_PARAMETER, ""))
         begin = self._context.forwarder.begin
-        return begin(model, inputs, outputs, parameters or {}, version, callers, self._lendable), self._pending
+        own, uses = self._lendable, self.devices
+        return begin(model, inputs, outputs, parameters or {}, version, callers, own, uses), self._pending
 
     def _lendable(self) -> Sequence[LentMemory | None]:
         slot = self._slot

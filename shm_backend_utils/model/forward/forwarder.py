@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays
+from ...gpu.model import DeviceArrays, DeviceUses
 from ...http.questions import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
@@ -95,8 +95,13 @@ class Forwarder:
         version: str,
         callers: str,
         own: Callable[[], Sequence[LentMemory | None]],
+        uses: DeviceUses | None = None,
     ) -> Forwarding:
-        """Return a request to execute; ``callers`` is the chain of models so far, ``own`` finds the regions to lend."""
+        """Return a request to execute.
+
+        ``callers`` is the chain of models so far, ``own`` finds the regions to lend, and copies are in the order that
+        ``uses`` of the calling call has.
+        """
         if parameters and (ours := _OURS & parameters.keys()):
             raise ModelError(f"parameter {min(ours)!r} is written by the session itself; leave it out")
         chain = f"{callers}/{self._model}" if callers else self._model
@@ -116,10 +121,11 @@ class Forwarder:
             )
         given = {}
         for name, value in inputs.items():
-            given[name] = Given(spec, name, value, self._arrays)
+            given[name] = Given(spec, name, value, self._arrays, uses)
         hints: Mapping[str, Any] = outputs if type(outputs) is dict or isinstance(outputs, Mapping) else {}
         names = _names(model, spec, outputs, hints)
-        asked = Asked(model, version, other, given, hints, names, {**parameters, CALLERS_PARAMETER: chain})
+        sent = {**parameters, CALLERS_PARAMETER: chain}
+        asked = Asked(model, version, other, given, hints, names, sent, uses)
         if other is None or not other.maps_memory:
             return OrdinaryForwarding(asked, self._backend, self._arrays)
         sizes = self._learned.get(model)

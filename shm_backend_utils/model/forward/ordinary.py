@@ -15,7 +15,7 @@ from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.arrays.imported import is_on_gpu
-from ...gpu.model import DeviceArrays
+from ...gpu.model import DeviceArrays, DeviceUses
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
 from ...protocol.results import check_output, missing_output
@@ -37,7 +37,9 @@ class Given:
     device: int | None = None  # the layout reads this as it reads CallInput.device
     is_lent = False
 
-    def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
+    def __init__(
+        self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays, uses: DeviceUses | None = None
+    ) -> None:
         strings: Strings | None = None
         dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
         if isinstance(value, TensorView):
@@ -46,7 +48,7 @@ class Given:
             else:
                 value = value.array
         elif dtype is None or dtype is BYTES:
-            value = _array_of(spec, name, value, arrays)
+            value = _array_of(spec, name, value, arrays, uses)
             strings = value if isinstance(value, Strings) else None
         if strings is not None:
             dtype, value = BYTES, strings.encoded
@@ -59,6 +61,7 @@ class Given:
         self.strings = strings
         self.is_plain = strings is None and isinstance(value, np.ndarray)
         self._arrays = arrays
+        self._uses = uses
         if spec is not None:
             tensor = spec.inputs.get(name) or spec.input(name)
             rank, end = len(tensor.shape), tensor.fixed_end
@@ -69,7 +72,8 @@ class Given:
         """Return the array (for strings, the encoded bytes) on the host, copied if it is on a GPU."""
         if isinstance(self.array, np.ndarray):
             return self.array
-        return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
+        arrays, uses = self._arrays, self._uses
+        return arrays.to_host(arrays.view("", self.array, self.dtype, TRITON, writable=False, uses=uses), uses)
 
     def elements_on_host(self) -> npt.NDArray[Any]:
         """Return the array (for strings, an array of ``bytes`` objects) on the host, copied if it is on a GPU."""
@@ -98,6 +102,7 @@ class Asked(NamedTuple):
     hints: Mapping[str, TensorView | int | None]  # for an output: a view to write to, or a number of bytes to reserve
     names: Sequence[str]  # the names of the outputs to return
     parameters: Mapping[str, Any]
+    uses: DeviceUses | None = None  # of the call that asks; None if it uses no GPU so far
 
 
 class Forwarding(ABC):
@@ -148,7 +153,7 @@ class Forwarding(ABC):
             return view
         self._check_fits(name, target, view)
         if isinstance(target, DeviceView) or isinstance(view, DeviceView):
-            self._arrays.copy_all([(target.array, view.array)])
+            self._arrays.copy_all([(target.array, view.array)], self._asked.uses)
         else:
             np.copyto(target.numpy(), view.numpy())
         return target
@@ -193,12 +198,12 @@ class OrdinaryForwarding(Forwarding):
         return outputs
 
 
-def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> Any:
+def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays, uses: DeviceUses | None) -> Any:
     """Return a value as an array on the host or a GPU, or as strings; ``spec`` is the other model's, if known."""
     if isinstance(value, Strings):
         return value
     if is_on_gpu(value):
-        return arrays.adopt(value)
+        return arrays.adopt(value, uses)
     array = untyped_array(name, value) if spec is None else whole_array(spec, spec.input(name), value)
     if spec is not None:  # check before reading objects as strings: the model may take numbers
         spec.input(name).check(dtypes.from_numpy(array.dtype, name), array.shape)

@@ -154,4 +154,4 @@ class Pinning:
         def unpin(kept: npt.NDArray[np.uint8] = memory) -> None:
             runtime.unpin(address)
 
-        return partial(runtime.retired.add_idle, unpin)
+        return partial(runtime.retired.add, unpin)

@@ -58,7 +58,7 @@ class FurtherRegions:
         for mapping in passing:
             mapping.close_idle()
         if passing:
-            self._cuda.collect_idle()
+            self._cuda.collect_now()
 
     def release(self) -> None:
         """Release all regions. Twice is fine."""
@@ -171,7 +171,8 @@ def _name_of(registration: Registration) -> str:
 
 SWEEP_INTERVAL_S: Final = 5.0
 _COLLECT_INTERVAL_S: Final = 0.02
-"""The interval for asking whether GPUs have finished with memory that is due to be unmapped."""
+"""The interval for unmapping memory while another thread does so, too."""
+_MOST_S: Final = 1.0
 
 
 class Resolver:
@@ -203,7 +204,8 @@ class Resolver:
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
         """Map a table's further regions, mark them as used, and borrow the lent ones; ``own`` is the request's slot."""
         self._start_sweeper()
-        self._cuda.collect()
+        if self._cuda.has_retired and self._sweeper is not None:
+            self._sweeper.hurry()  # it collects, as this thread must not wait for other calls' work
         found = FurtherRegions([], [], [], [], self.registry, self._cuda)
         seen = {} if own is None else {own.region.segment.identity: 0}
         same = False
@@ -251,7 +253,7 @@ class Resolver:
             self._is_closed = True
             sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
-            sweeper.stop()
+            sweeper.stop(_MOST_S)  # it may wait for a GPU
         self.registry.unregister_all()
         self._named.close()
         collect_all(self._cuda)
@@ -322,12 +324,9 @@ def _is_temporary(claim: CudaRegionClaim) -> bool:
     return claim.is_for_one_request or claim.fence is None
 
 
-_MOST_S: Final = 1.0
-_PAUSE_S: Final = 0.0005
-
-
 def collect_all(cuda: CudaAccess) -> None:
-    """Free and unmap memory as GPUs finish with it; give up after a second, because the process ends soon."""
-    deadline = time.monotonic() + _MOST_S
-    while cuda.collect() and time.monotonic() < deadline:
-        time.sleep(_PAUSE_S)
+    """Free and unmap memory as GPUs finish with it; go on after a second, because the process ends soon."""
+    if cuda.has_retired:
+        collecting = threading.Thread(target=cuda.collect_now, name="shm retired memory", daemon=True)
+        collecting.start()
+        collecting.join(_MOST_S)

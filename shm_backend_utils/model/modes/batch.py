@@ -98,7 +98,7 @@ class BatchCall:
             whole = _as_one(name, rooms, row, (self.size, *item_shape), writable=True)
         parts = [call.output(name, shape, kind) for call, shape in pairs]
         if whole is None:
-            whole = self._gathering.room(parts)
+            whole = self._gathering.room(parts, self._device_uses())
             self._scattered[name] = whole, parts
         return whole
 
@@ -245,7 +245,7 @@ class Gathering:
         if isinstance(head, StringsView):
             elements = np.concatenate([part.numpy() for part in parts])
             return StringsView(head.name, Strings.of(head.name, elements), TRITON)
-        whole = self._empty("input", parts)
+        whole = self._empty("input", parts, uses)
         if isinstance(whole, DeviceView):
             self._arrays.copy_all([(rows, part.array) for rows, part in with_rows(whole, parts)], uses)
         else:
@@ -255,9 +255,9 @@ class Gathering:
         self.byte_count += whole.attributes.byte_size
         return whole
 
-    def room(self, parts: Sequence[TensorView]) -> TensorView:
+    def room(self, parts: Sequence[TensorView], uses: DeviceUses | None = None) -> TensorView:
         """Return writable memory for all rows of an output, which :meth:`scatter` later splits."""
-        return self._empty("output", parts)
+        return self._empty("output", parts, uses)
 
     def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
         """Copy rows of memory from :meth:`room` to their places, as :func:`with_rows` pairs them."""
@@ -267,14 +267,14 @@ class Gathering:
                 np.copyto(part.numpy(), rows)
             self.byte_count += rows.nbytes
 
-    def _empty(self, use: str, parts: Sequence[TensorView]) -> TensorView:
+    def _empty(self, use: str, parts: Sequence[TensorView], uses: DeviceUses | None) -> TensorView:
         """Return memory for all rows, valid until the next batch of this number: on a GPU if that GPU has all parts."""
         head = parts[0]
         shape, dtype = (sum([part.shape[0] for part in parts]), *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
         devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
         device = devices.pop()
         if device is not None and not devices:
-            return self._arrays.empty(head.name, shape, dtype, TRITON, device)
+            return self._arrays.empty(head.name, shape, dtype, TRITON, device, uses)
         buffer, memory_type = self._buffers.get(f"{self._number} {use} {head.name}", math.prod(shape) * dtype.itemsize)
         return TensorView(head.name, np.ndarray(shape, dtype.numpy, buffer), dtype, TRITON, memory_type)
 

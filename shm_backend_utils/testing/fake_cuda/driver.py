@@ -99,6 +99,9 @@ class FakeDriver:
     - ``SHM_FAKE_CUDA_UUIDS``: their UUIDs, 32 hexadecimal digits each, separated by commas.
     - ``SHM_FAKE_CUDA_MEMORY_BYTES``: the memory of each, for this process (4 GiB).
     - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
+    - ``SHM_FAKE_CUDA_IPC_US``: how long it takes to open or to close a handle of memory (50).
+    - ``SHM_FAKE_CUDA_CONTEXT_BYTES``: the memory that each context takes (524 MiB).
+    - ``SHM_FAKE_CUDA_FORGIVES``: names, separated by commas, as for :meth:`forgive`.
     - ``SHM_FAKE_CUDA_DRIVER_VERSION``: CUDA's version (13000); functions that came later are not found.
     - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: the values in this process' handles.
     - ``SHM_FAKE_CUDA_LACKS``: features that its GPUs lack, separated by commas, as for :meth:`lack`.
@@ -142,6 +145,16 @@ class FakeDriver:
     def max_pitch(self, byte_size: int = 0) -> None:
         """Refuse copies of rows that are farther apart; 0 for CUDA's own limit, 2 GiB - 1."""
         self._native.fake_cuda_set_max_pitch(ctypes.c_size_t(byte_size))
+
+    def forgive(self, *names: str) -> None:
+        """Leave out behaviour of a real driver, by name; without names, leave out nothing.
+
+        ``captures``: a call for a whole context ends all captures there. ``waits``: freeing memory, or closing a
+        handle, waits for the device. ``contexts``: a context takes memory. ``openings``: to open or to close a handle
+        takes time.
+        """
+        if not self._native.fake_cuda_forgive(",".join(names).encode()):
+            raise ValueError(f"the fake driver does not know all of {names}")
 
     def namespace(self, process: int, name: str, pid: int = 0) -> None:
         """Put a virtual process into a PID namespace, with a process id there; 0 means the real one."""

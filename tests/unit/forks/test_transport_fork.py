@@ -254,7 +254,7 @@ USES_OF_MEMORY = {
     """,
     "does nothing that its parent has to do": """
         done = []
-        gpu.retired.add(1, lambda: done.append("work"))
+        gpu.retired.add(lambda: done.append("work"))
         def work():
             assert not gpu.retired.collect()
             assert done == []

@@ -112,6 +112,33 @@ def captured(stream: int, device: int = 0) -> Iterator[None]:
         bindings.cuGraphDestroy(graph)
 
 
+MODES: Final = ("GLOBAL", "THREAD_LOCAL", "RELAXED")
+
+
+@contextlib.contextmanager
+def captured_elsewhere(mode: str) -> Iterator[None]:
+    """Capture a stream, which waits for no default stream, in another thread; the capture must not be ended."""
+    bindings = DRIVER.bindings(MODEL)
+
+    def begin() -> int:
+        bindings.cuCtxSetCurrent(bindings.cuDevicePrimaryCtxRetain(0)[1])
+        stream, name = bindings.cuStreamCreate(1)[1], f"CU_STREAM_CAPTURE_MODE_{mode}"
+        error = bindings.cuStreamBeginCapture(stream, getattr(bindings.CUstreamCaptureMode, name))[0]
+        assert not error, error.name
+        return int(stream)
+
+    def end(stream: int) -> None:
+        error, graph = bindings.cuStreamEndCapture(stream)
+        bindings.cuStreamDestroy(stream)
+        assert not error, error.name
+        bindings.cuGraphDestroy(graph)
+
+    with ThreadPoolExecutor(1) as thread:
+        stream = thread.submit(begin).result()
+        yield
+        thread.submit(end, stream).result()
+
+
 def content(array: Any) -> npt.NDArray[Any]:
     return DRIVER.memory(array.address, array.shape, array.dtype)
 
@@ -125,7 +152,7 @@ class _Owned:
         self._device = device
 
     def __del__(self) -> None:
-        self._runtime.retired.add(self._device, lambda: self._runtime.free(self.address, self._device))
+        self._runtime.retired.add(lambda: self._runtime.free(self.address, self._device))
 
 
 def array_on(runtime: CudaRuntime, values: npt.ArrayLike, device: int = 0, dtype: Any = np.float32) -> DeviceArray:

@@ -19,7 +19,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.fake_cuda import driver
-from tests.unit.gpu.fakes import BLOCK, CLIENT, DRIVER
+from tests.unit.gpu.fakes import BLOCK, CLIENT, DRIVER, MODES, captured_elsewhere
 
 LATE_S = 0.05
 BLOCKING, NON_BLOCKING = 0, 1
@@ -284,8 +284,8 @@ def test_a_copy_beyond_its_allocation_or_in_closed_memory_spoils_the_context(cud
     done(cuda.cuDevicePrimaryCtxReset(0))
     DRIVER.delay(LATE_S)
     opened = done(other.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(address)), 1))
-    done(other.cuMemsetD8Async(opened, 0, 16, 0))
     done(other.cuIpcCloseMemHandle(opened))
+    done(other.cuMemsetD8Async(opened, 0, 16, 0))
     assert name_of(other.cuCtxSynchronize()) == "ILLEGAL_ADDRESS"
     done(other.cuDevicePrimaryCtxReset(0))
     for memory in (address, target):
@@ -355,3 +355,91 @@ def test_what_would_wait_or_allocate_spoils_the_capture(cuda: Any, stream: Any, 
     arguments = {"cuCtxSynchronize": (), "cuMemAlloc": (4,)}.get(call, (stream,))
     assert name_of(getattr(cuda, call)(*arguments)) == "STREAM_CAPTURE_UNSUPPORTED"
     assert name_of(cuda.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
+
+
+BESIDE = {
+    "cuEventQuery": lambda cuda, event: cuda.cuEventQuery(event),
+    "cuEventRecord": lambda cuda, event: cuda.cuEventRecord(event, 1),
+    "cuStreamSynchronize": lambda cuda, event: cuda.cuStreamSynchronize(1),
+    "cuStreamCreate": lambda cuda, event: cuda.cuStreamDestroy(done(cuda.cuStreamCreate(NON_BLOCKING))),
+    "cuMemFree": lambda cuda, event: cuda.cuMemFree(done(cuda.cuMemAlloc(4))),
+}
+WHOLE = {
+    "cuCtxSynchronize": lambda cuda, event: cuda.cuCtxSynchronize(),
+    "cuCtxRecordEvent": lambda cuda, event: cuda.cuCtxRecordEvent(done(cuda.cuCtxGetCurrent()), event),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", BESIDE | WHOLE)
+def test_beside_a_capture_a_relaxed_thread_may_do_all_but_wait_for_a_context(cuda: Any, call: str, mode: str) -> None:
+    event = done(cuda.cuEventCreate(2))
+
+    def make() -> str:
+        before = done(cuda.cuThreadExchangeStreamCaptureMode(cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            return name_of((BESIDE | WHOLE)[call](cuda, event))
+        finally:
+            cuda.cuThreadExchangeStreamCaptureMode(before)
+
+    if call in BESIDE:
+        with captured_elsewhere(mode):
+            assert make() == "CUDA_SUCCESS"
+    else:
+        with pytest.raises(AssertionError, match="STREAM_CAPTURE_INVALIDATED"), captured_elsewhere(mode):
+            assert make() == "STREAM_CAPTURE_UNSUPPORTED"
+    done(cuda.cuEventDestroy(event))
+
+
+def test_asking_the_legacy_stream_ends_no_capture(cuda: Any) -> None:
+    stream = done(cuda.cuStreamCreate(BLOCKING))
+    done(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    assert name_of(cuda.cuStreamIsCapturing(1)) == "STREAM_CAPTURE_IMPLICIT"
+    done(cuda.cuStreamEndCapture(stream))
+    done(cuda.cuStreamDestroy(stream))
+
+
+@pytest.mark.parametrize("is_forgiven", [False, True])
+def test_closing_a_handle_takes_time_and_waits_for_the_device(cuda: Any, other: Any, is_forgiven: bool) -> None:
+    address, finished = done(cuda.cuMemAlloc(BLOCK)), threading.Event()
+    opened = done(other.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(address)), 1))
+    DRIVER.forgive(*["waits"] * is_forgiven)
+    try:
+        DRIVER.launch(0, lambda: time.sleep(LATE_S), CLIENT)
+        DRIVER.launch(0, finished.set, CLIENT)
+        done(other.cuIpcCloseMemHandle(opened))
+        assert finished.is_set() != is_forgiven
+    finally:
+        DRIVER.forgive()
+    done(cuda.cuMemFree(address))
+
+
+def test_what_contexts_take_and_what_is_forgiven_is_said() -> None:
+    program = """
+    import time
+    def used():
+        free, total = cuda.cuMemGetInfo()[1:]
+        return int(total - free) >> 20
+    client = driver.bindings(1)
+    before = used()
+    with client.context(0):
+        both = used()
+        handle = cuda.cuIpcGetMemHandle(cuda.cuMemAlloc(1 << 21)[1])[1]
+        begin = time.monotonic()
+        client.cuIpcOpenMemHandle(handle, 1)
+        took = time.monotonic() - begin
+    print(before, both, took > 0.05)
+    try:
+        driver.forgive("waits", "everything")
+    except ValueError as error:
+        print(error)
+    """
+    unknown = "the fake driver does not know all of ('waits', 'everything')"
+    assert told(program, SHM_FAKE_CUDA_CONTEXT_BYTES=str(7 << 20), SHM_FAKE_CUDA_IPC_US="60000") == [
+        "7 14 True",
+        unknown,
+    ]
+    assert told(program, SHM_FAKE_CUDA_FORGIVES="openings,contexts", SHM_FAKE_CUDA_IPC_US="60000") == [
+        "0 0 False",
+        unknown,
+    ]

@@ -9,14 +9,17 @@ static void spoil(uint64_t capture) {
     if (one->capture == capture) one->is_capture_invalid = 1;
 }
 
-CUresult implicit_capture(struct stream *stream) { /* the legacy stream would have to wait for captured work */
-  if (stream->kind != LEGACY) return CUDA_SUCCESS;
-  for (struct stream *one = all_streams; one; one = one->next)
-    if (one->context == stream->context && one->capture && !(one->flags & STREAM_NON_BLOCKING)) {
-      spoil(one->capture);
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    }
-  return CUDA_SUCCESS;
+static struct stream *captured_before(struct stream *stream) { /* a captured stream that the legacy one waits for */
+  struct stream *one = stream->kind == LEGACY ? all_streams : NULL;
+  while (one && (one->context != stream->context || !one->capture || one->flags & STREAM_NON_BLOCKING)) one = one->next;
+  return one;
+}
+
+CUresult implicit_capture(struct stream *stream) {
+  struct stream *captured = captured_before(stream);
+  if (!captured) return CUDA_SUCCESS;
+  spoil(captured->capture);
+  return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
 CUresult refuse_in_capture(struct stream *stream) {
@@ -35,6 +38,17 @@ CUresult refuse_while_capturing(struct context *context) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   return CUDA_SUCCESS;
+}
+
+CUresult end_captures(struct context *context) {
+  if (forgives(CAPTURES)) return refuse_while_capturing(context);
+  CUresult result = CUDA_SUCCESS;
+  for (struct stream *one = all_streams; one; one = one->next) {
+    if (one->context != context || !one->capture) continue;
+    spoil(one->capture);
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return result;
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
@@ -88,7 +102,7 @@ static CUresult capture_info(CUstream handle, int *status, uint64_t *id) {
   lock();
   struct stream *stream;
   CHECK(find_stream(handle, &stream));
-  CHECK(implicit_capture(stream));
+  REFUSE_IF(captured_before(stream), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT); /* asking ends no capture */
   *status = stream->capture ? 1 + stream->is_capture_invalid : 0;
   if (id && stream->capture) *id = stream->capture;
   return unlock(CUDA_SUCCESS);

@@ -27,6 +27,12 @@ CUresult current_context(struct context **context) {
   return (*context)->retained ? (*context)->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+size_t bytes_of_contexts(CUdevice device) {
+  size_t count = 0;
+  for (int process = 0; process < PROCESSES; process++) count += contexts[process][device].retained > 0;
+  return forgives(CONTEXTS) ? 0 : count * settings.context_bytes;
+}
+
 EXPORT int fake_cuda_depth(int process) {
   int depth = 0;
   for (int i = 0; i < PROCESSES; i++) if (process < 0 || process == i) depth += depths[i];
@@ -119,6 +125,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   lock();
   struct context *primary = context_of(the_process, device);
+  size_t needed = primary->retained || forgives(CONTEXTS) ? 0 : settings.context_bytes;
+  REFUSE_IF(bytes_in_use(device) + needed > settings.memory_bytes, CUDA_ERROR_OUT_OF_MEMORY);
   primary->process = the_process;
   primary->device = device;
   primary->retained++;
@@ -206,7 +214,7 @@ EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) { /* from
 }
 
 static CUresult synchronize(struct context *context) {
-  CHECK(refuse_while_capturing(context));
+  CHECK(end_captures(context));
   wait_for_context(context);
   return unlock(context->error);
 }

@@ -90,11 +90,22 @@ struct settings {
   int devices, driver_version;
   int has_no_virtual_memory, has_no_descriptors;
   unsigned char uuids[DEVICES][16];
-  uint64_t delay_us;
-  size_t memory_bytes, max_pitch;
+  uint64_t delay_us, ipc_us;
+  size_t memory_bytes, max_pitch, context_bytes;
+  unsigned forgiven; /* a bit for each truth */
   struct { uint64_t pid_namespace; int pid; } seen[PROCESSES]; /* as handles have it */
 };
 extern struct settings settings;
+
+/* What a real driver does, and this one does not where a test forgives it: X(name, "name for tests") */
+#define TRUTHS(X) \
+  X(CAPTURES, "captures") /* calls for a whole context end its captures */ \
+  X(WAITS, "waits") /* to free memory, or to close a handle, waits for the device */ \
+  X(CONTEXTS, "contexts") /* a context takes memory */ \
+  X(OPENINGS, "openings") /* to open or to close a handle takes time */
+#define TRUTH_CONSTANT(name, text) name,
+enum truth { TRUTHS(TRUTH_CONSTANT) };
+static inline int forgives(enum truth truth) { return settings.forgiven >> truth & 1; }
 
 struct function;
 CUresult enter(struct function **kept, const char *name);
@@ -134,6 +145,7 @@ typedef struct context *CUcontext;
 CUresult current_context(struct context **context); /* with its sticky error */
 CUresult known_context(CUcontext context);
 struct context *context_of(int process, CUdevice device);
+size_t bytes_of_contexts(CUdevice device);
 
 /* ---- backing.c: memory that other processes reach, as long as its owner has it ---- */
 
@@ -256,6 +268,7 @@ int is_stream_done(struct stream *stream);
 /* ---- capture.c ---- */
 CUresult refuse_in_capture(struct stream *stream); /* of calls that a capturing stream does not allow */
 CUresult refuse_while_capturing(struct context *context); /* of calls not allowed while any stream captures */
+CUresult end_captures(struct context *context); /* of calls for a whole context, which refuse, and end its captures */
 CUresult implicit_capture(struct stream *stream);
 
 /* ---- events.c ---- */

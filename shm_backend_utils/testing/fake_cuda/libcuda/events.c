@@ -226,8 +226,7 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12
   CHECK(known_context(context));
   CHECK(find_event(handle, &event));
   REFUSE_IF(event->context != context, CUDA_ERROR_INVALID_HANDLE);
-  for (struct stream *one = all_streams; one; one = one->next)
-    REFUSE_IF(one->context == context && one->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(end_captures(context));
   struct work *work = event_work(event, finish_record, 0);
   struct stream *marker = marker_of(context);
   depend_on_all(marker, work);

@@ -20,6 +20,10 @@ EXPORT CUresult cuIpcGetMemHandle(struct ipc_handle *handle, CUdeviceptr address
   return unlock(CUDA_SUCCESS);
 }
 
+static void take_time(void) {
+  if (!forgives(OPENINGS)) usleep((useconds_t)settings.ipc_us);
+}
+
 static struct block *opened_block(uint64_t nonce) {
   for (struct range *range = all_ranges; range; range = range->next)
     if (range->block->kind == OPENED && range->block->process == the_process && range->block->nonce == nonce)
@@ -72,6 +76,7 @@ static CUresult count_opening(struct block *block, const struct ipc_handle *hand
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct ipc_handle handle, unsigned flags) {
   ENTER("cuIpcOpenMemHandle");
   if (!address || flags != 1) return CUDA_ERROR_INVALID_VALUE; /* CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS is required */
+  take_time();
   lock();
   struct context *context;
   CHECK(current_context(&context));
@@ -91,11 +96,15 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct ipc_handle ha
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   ENTER("cuIpcCloseMemHandle");
+  take_time();
   lock();
   struct context *context;
   CHECK(current_context(&context));
   struct range *range = range_at(the_process, address);
   REFUSE_IF(!range || range->block->kind != OPENED, CUDA_ERROR_INVALID_VALUE);
+  if (!forgives(WAITS)) wait_for_context(context_of(the_process, range->block->device));
+  range = range_at(the_process, address);
+  REFUSE_IF(!range, CUDA_ERROR_INVALID_VALUE);
   struct opening **at = &range->block->openings;
   while (*at && (*at)->address != address) at = &(*at)->next;
   struct opening *opening = *at;

@@ -110,7 +110,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
   struct range *range = range_at(the_process, address);
   REFUSE_IF(!range || range->address != address || range->block->kind > POOL || range->block->kind == OPENED,
             CUDA_ERROR_INVALID_VALUE);
-  wait_for_context(context_of(the_process, range->block->device)); /* as it does on GPUs */
+  if (!forgives(WAITS)) wait_for_context(context_of(the_process, range->block->device));
   range = range_at(the_process, address);
   REFUSE_IF(!range || range->address != address, CUDA_ERROR_INVALID_VALUE);
   tell_openers(range);

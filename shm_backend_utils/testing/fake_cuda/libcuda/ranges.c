@@ -72,7 +72,7 @@ void remove_range(struct range *range) {
 }
 
 size_t bytes_in_use(int device) {
-  size_t used = created_bytes(device);
+  size_t used = created_bytes(device) + bytes_of_contexts(device);
   for (struct range *range = all_ranges; range; range = range->next) {
     struct block *block = range->block;
     if (block->device != device || block->kind == PINNED || block->kind == OPENED || block->kind == VIRTUAL) continue;

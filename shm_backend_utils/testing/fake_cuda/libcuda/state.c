@@ -10,8 +10,8 @@ pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 __thread int the_process;
 __thread int is_in_host_function;
-struct settings settings = {.devices = 2, .driver_version = 13000, .delay_us = 200, .memory_bytes = (size_t)4 << 30,
-                            .max_pitch = MAX_PITCH};
+struct settings settings = {.devices = 2, .driver_version = 13000, .delay_us = 200, .ipc_us = 50,
+                            .memory_bytes = (size_t)4 << 30, .max_pitch = MAX_PITCH, .context_bytes = (size_t)524 << 20};
 
 struct failure { struct failure *next; int process, times; CUresult error; };
 struct function { struct function *next; char name[48]; uint64_t calls[PROCESSES]; struct failure *failures; };
@@ -69,6 +69,23 @@ static void read_uuids(const char *text) { /* 32 hexadecimal digits each, separa
     if (text && *text == ',') text++;
     else text = NULL;
   }
+}
+
+/* Forgives what is named, separated by commas, and nothing else; returns whether all names are known. */
+EXPORT int fake_cuda_forgive(const char *names) {
+#define TRUTH_NAME(name, text) text,
+  static const char *const known[] = {TRUTHS(TRUTH_NAME)};
+  unsigned forgiven = 0, count = sizeof known / sizeof *known, i;
+  while (names && *names) {
+    size_t length = strcspn(names, ",");
+    for (i = 0; i < count && (strlen(known[i]) != length || strncmp(known[i], names, length)); i++) continue;
+    if (i == count) return 0;
+    forgiven |= 1u << i;
+    names += length + (names[length] == ',');
+  }
+  lock();
+  settings.forgiven = forgiven;
+  return unlock(1);
 }
 
 static void before_fork(void) { lock(); }
@@ -219,6 +236,12 @@ __attribute__((constructor)) static void load(void) {
   if (settings.devices > DEVICES) settings.devices = DEVICES;
   settings.driver_version = (int)environment("SHM_FAKE_CUDA_DRIVER_VERSION", settings.driver_version);
   settings.delay_us = (uint64_t)environment("SHM_FAKE_CUDA_DELAY_US", (long)settings.delay_us);
+  settings.ipc_us = (uint64_t)environment("SHM_FAKE_CUDA_IPC_US", (long)settings.ipc_us);
+  settings.context_bytes = (size_t)environment("SHM_FAKE_CUDA_CONTEXT_BYTES", (long)settings.context_bytes);
+  if (!fake_cuda_forgive(getenv("SHM_FAKE_CUDA_FORGIVES"))) {
+    fprintf(stderr, "the fake CUDA driver does not know all names of SHM_FAKE_CUDA_FORGIVES\n");
+    abort();
+  }
   settings.memory_bytes = (size_t)environment("SHM_FAKE_CUDA_MEMORY_BYTES", (long)settings.memory_bytes);
   fake_cuda_set_lacking(getenv("SHM_FAKE_CUDA_LACKS"));
   read_uuids(getenv("SHM_FAKE_CUDA_UUIDS"));

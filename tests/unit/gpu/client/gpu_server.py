@@ -85,8 +85,10 @@ class GpuServer(FakeServer):
 
     def die(self) -> None:
         self._lives += 1
+        DRIVER.forgive("waits")  # whoever dies waits for nothing
         for each in (*self._kept, *self._fenced.values()):
             self._unmap(each)
+        DRIVER.forgive()
         self._kept, self._fenced = [], {}
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class GpuServer(FakeServer):
         if isinstance(each.claim, CudaRegionClaim):
             self.runtime.close(each.address, 0)
         else:
-            self.runtime.wait_by_free(0)
+            self.runtime.wait_beside_captures(0)
             self.runtime.unmap(each.address, each.claim.byte_size, 0)
         each.lease.give_back()
 

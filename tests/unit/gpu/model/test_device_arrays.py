@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,37 +93,90 @@ def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: De
 # Memory of its own
 
 
-def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
-    first = arrays.empty("Y", (3,), INT32, "triton")
-    assert (first.device, first.writable, first.shape) == (DEVICE, True, (3,))
-    address = first.array.address
-    del first
-    collect_all(cuda)
+def used_in_a_call(arrays: DeviceArrays, size: int = 3) -> int:
+    """Return where a call had an array that it has dropped, and that its GPU has finished with."""
+    uses = DeviceUses(arrays)
+    uses.add(DEVICE)
+    address: int = arrays.empty("Y", (size,), INT32, "triton", uses=uses).array.address
+    uses.wait()
+    uses.release()
+    return address
+
+
+def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(arrays: DeviceArrays) -> None:
+    address = used_in_a_call(arrays)
     second = arrays.empty("Y", (2,), INT32, "triton")
+    assert (second.device, second.writable, second.shape) == (DEVICE, True, (2,))
     assert second.array.address == address
-    assert left_of(MODEL).allocations == 1
+    assert times("cuMemFree") == 0
 
 
-def test_memory_that_a_gpu_still_works_on_is_not_used_again(arrays: DeviceArrays, stream: int) -> None:
+@pytest.mark.parametrize("end", ["before", "while waiting", "after"])
+def test_memory_is_not_used_again_if_its_call_did_not_wait_for_it(
+    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, end: str
+) -> None:
+    """What drops the array may have launched a kernel before, on a stream that the call did not know."""
+    uses.add(DEVICE)
+    if end == "while waiting":
+        uses.name(stream)
+    kept = [arrays.empty("Y", (3,), INT32, "triton", uses=None if end == "before" else uses)]
+    address, done = kept[0].array.address, list[str]()
+    with stream_on(cuda, DEVICE) as other:
+
+        def use_and_drop() -> None:
+            with cuda.on(DEVICE):
+                kernel(other, lambda memory: done.append(str(memory.fill(7))), kept[0].array, late_s=0.05)
+            kept.clear()
+
+        if end == "while waiting":
+            with cuda.on(DEVICE):
+                DRIVER.launch(stream, lambda: time.sleep(0.05))
+            dropping = threading.Timer(0.02, use_and_drop)
+            dropping.start()
+            uses.wait()
+            dropping.join()
+        else:
+            uses.wait()
+        uses.release()
+        if end != "while waiting":
+            use_and_drop()
+        assert arrays.empty("Y", (3,), INT32, "triton").array.address != address
+        cuda.retired.collect_now()
+        assert done == ["None"], "it was freed before"
+
+
+def test_memory_of_a_call_that_ends_early_is_free_when_its_streams_are_done(
+    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
+) -> None:
+    uses.name(stream)
+    address = arrays.empty("Y", (3,), INT32, "triton", uses=uses).array.address
     with held_back(stream) as finish:
-        first = arrays.empty("Y", (3,), INT32, "triton")
-        address = first.array.address
-        del first
-        second = arrays.empty("Y", (3,), INT32, "triton")
-        assert second.array.address != address
+        uses.leave()
+        other = arrays.empty("Y", (3,), INT32, "triton")
+        assert other.array.address != address
         finish.set()
+        cuda.retired.collect_now()
+    assert arrays.empty("Y", (3,), INT32, "triton").array.address == address
 
 
 def test_memory_that_does_not_fit_goes_back_to_cuda(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
     for size in (10, 10**6, 10**7):
-        arrays.empty("Y", (size,), INT32, "triton")
+        used_in_a_call(arrays, size)
         collect_all(cuda)
         assert left_of(MODEL).allocations == 1
+
+
+def test_where_no_memory_is_left_what_is_due_is_freed_first(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    arrays.empty("Y", (3,), INT32, "triton")
+    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
+    arrays.empty("Y", (3,), INT32, "triton")
+    assert times("cuMemFree") == 1
 
 
 def test_memory_in_use_at_the_end_goes_back_when_it_is_free(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
     view = arrays.empty("Y", (3,), INT32, "triton")
     arrays.close()
+    collect_all(cuda)
     assert left_of(MODEL).allocations == 1
     del view
     collect_all(cuda)
@@ -155,9 +210,9 @@ def test_pinned_copies_go_on(cuda: CudaRuntime, arrays: DeviceArrays, uses: Devi
     cuda.unpin(host.ctypes.data)
 
 
-@pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemcpyAsync", "cuStreamCreate"])
-def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses, function: str) -> None:
-    DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
+@pytest.mark.parametrize(("function", "times"), [("cuMemAlloc", 2), ("cuMemcpyAsync", 1), ("cuStreamCreate", 1)])
+def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses, function: str, times: int) -> None:
+    DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", times, process=MODEL)
     with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
         arrays.to_device(host_view(np.zeros(3, np.int32)), uses)
     assert arrays.to_device(host_view(np.ones(3, np.int32)), uses).to_host().tolist() == [1, 1, 1]
@@ -184,12 +239,14 @@ def test_a_kept_array_keeps_its_stream(cuda: CudaRuntime, is_closed_before: bool
 
 
 def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
-    made = [arrays.empty("X", (3,), INT32, "direct", device) for device in (0, 0, 1)]
+    uses = DeviceUses(arrays)
+    made = [arrays.empty("X", (3,), INT32, "direct", device, uses) for device in (0, 0, 1)]
     addresses = {view.array.address for view in made}
     del made
-    collect_all(cuda)
+    uses.wait()
     DRIVER.fail_next("cuMemFree", ILLEGAL, process=MODEL)
     arrays.close()
+    collect_all(cuda)
     assert times("cuMemFree") == 3
     assert left_of(MODEL).allocations == 1
     for address in addresses:  # the test undoes it

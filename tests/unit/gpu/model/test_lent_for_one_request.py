@@ -26,7 +26,7 @@ from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.spans import Table
 from tests.property.random_tables import mutated
 from tests.unit.emulated import delivered, error_of, message_of
-from tests.unit.gpu.fakes import DRIVER, MODEL, NOTHING, held_back, kernel, left_of
+from tests.unit.gpu.fakes import DRIVER, MODEL, NOTHING, PATIENCE_S, held_back, kernel, left_of
 from tests.unit.gpu.model.conftest import DEVICE, Calls, Client
 from tests.unit.table_client import Watched
 
@@ -94,10 +94,12 @@ def test_an_array_that_model_py_keeps_keeps_it_mapped_and_borrowed(calls: Calls)
     with held_back(calls.stream) as finish:
         kernel(calls.stream, lambda memory: memory.sum(), kept[0])
         kept.clear()
-        calls.session._open_context().resolver.sweep()
+        sweeping = threading.Thread(target=calls.session._open_context().resolver.sweep)
+        sweeping.start()
+        sweeping.join(0.05)
         assert not client.host.is_free(0), "the GPU has not finished with it"
         finish.set()
-        calls.collect()
+        sweeping.join(PATIENCE_S)
     assert counts() == (2, 2)
     assert client.host.is_free(0)
 

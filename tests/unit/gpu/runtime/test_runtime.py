@@ -92,7 +92,7 @@ def test_a_device_is_found_by_its_uuid_whatever_its_number(gpu: CudaRuntime) -> 
 def test_cuda_is_loaded_when_it_is_needed_and_once(gpu: CudaRuntime) -> None:
     with that_nobody_loads(gpu) as access:
         assert (access.collect(), access.has_retired) == (False, False)
-        access.collect_idle()
+        access.collect_now()
     outcomes: list[CudaRuntime | MachineError] = [MachineError("there is no GPU yet"), gpu]
 
     def load() -> CudaRuntime:
