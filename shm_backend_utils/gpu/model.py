@@ -8,7 +8,7 @@ without a named stream, the copy follows all work of that GPU, and the host wait
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ import numpy.typing as npt
 
 from ..dtypes import DType
 from ..errors import CallerError, ModelError
+from ..memory.managed import ManagedRegion
 from ..tensors.view import TensorView
 from .arrays.copies import copy
 from .arrays.device_array import DeviceArray, StridedArray, viewed
 from .arrays.device_view import DeviceView
 from .arrays.imported import device_of, imported
+from .errors import CudaError
 from .memory.access import CudaAccess
+from .memory.pinned import PinnedRecords
 from .ordering import OwnStreams, order_after
 from .runtime import LEGACY_STREAM, CudaRuntime
 from .scratch import Scratch
@@ -112,6 +115,18 @@ class DeviceUses:
         for streams, stream in own:
             assert stream.device is not None
             streams.give_back(stream.handle, stream.device)
+
+    def leave_to_gpu(self, region: ManagedRegion, slot: int, generation: int, work: Callable[[], None]) -> bool:
+        """Let a GPU write a slot's ``completed`` behind the call's work, and :meth:`leave`; return False if none can.
+
+        ``work`` is done when it is written, or never will be.
+        """
+        is_over = self._arrays.complete(self, region, slot, generation)
+        if is_over is None:
+            return False
+        self._arrays.runtime.retired.add_when(is_over, work)
+        self.leave()
+        return True
 
     def leave(self) -> None:
         """Release streams and arrays while GPUs still work; the arrays stay alive until that work is done."""
@@ -259,14 +274,41 @@ class DeviceArrays:
                 order_after(runtime, sorted(named), device, stream)
                 runtime.synchronize_stream(stream, device)
 
-    def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
-        """Record events, each on its GPU, behind all work of a call that has named streams on each GPU."""
+    def complete(
+        self, uses: DeviceUses, region: ManagedRegion, slot: int, generation: int
+    ) -> Callable[[], bool] | None:
+        """Let a GPU write a slot's ``completed`` behind all work of a call that has named streams on each GPU.
+
+        Return a function that tells whether it is written, or never will be; None if no GPU can write it. CudaError if
+        the call's work has failed; ModelError if a named stream is being captured.
+        """
+        runtime, own, record = self.runtime, self.own_streams, region.record(slot)
         named = [stream for streams in uses.streams.values() for stream in streams]
         self._check_is_not_captured(named)
-        for event, device in events:
-            with self.own_streams.one(device) as stream:
-                order_after(self.runtime, named, device, stream)
-                self.runtime.record(event, stream)
+        records = PinnedRecords.of(runtime, region)
+        device = next((each for each in uses if records.completed(slot, each) is not None), None)
+        address = None if device is None else records.completed(slot, device)
+        if device is None or address is None:
+            return None
+        try:
+            with own.one(device) as stream:
+                order_after(runtime, named, device, stream)
+                runtime.write_word(address, generation, stream)
+        except CudaError as error:
+            if error.is_final:
+                raise
+            return None
+
+        def is_over(kept: OwnStreams = own) -> bool:  # the streams live as long as this function
+            if record.completed >= generation:
+                return True
+            try:
+                with runtime.on(device):
+                    return runtime.is_stream_done(stream)
+            except CudaError as error:
+                return error.is_final
+
+        return is_over
 
     def stream_of(self, value: Any, meant: int) -> NamedStream:
         """Return a model's stream with its GPU; a default stream belongs to GPU ``meant``."""

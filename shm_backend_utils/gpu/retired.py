@@ -42,6 +42,7 @@ class Retired:
         self._idle: deque[Work] = deque()  # finalizers append to _idle and to _busy without a lock
         self._busy: deque[tuple[int, Work]] = deque()
         self._waiting: deque[_Waiting] = deque()
+        self._polled: deque[tuple[Callable[[], bool], Work]] = deque()
         call_after_fork(self)
 
     def add(self, device: int, work: Work) -> None:
@@ -51,6 +52,10 @@ class Retired:
     def add_idle(self, work: Work) -> None:
         """Queue work to do soon, on memory that no device uses any more. Never waits."""
         self._idle.append(work)
+
+    def add_when(self, is_done: Callable[[], bool], work: Work) -> None:
+        """Queue work to do after ``is_done`` has returned True. Never waits."""
+        self._polled.append((is_done, work))
 
     def collect(self) -> bool:
         """Free and unmap as much as possible now, without waiting. Return whether something is left.
@@ -70,6 +75,11 @@ class Retired:
                     self._idle.extend(self._waiting.popleft().work)
                 else:
                     self._waiting.rotate(-1)
+            for _ in range(len(self._polled)):
+                if self._polled[0][0]():
+                    self._idle.append(self._polled.popleft()[1])
+                else:
+                    self._polled.rotate(-1)
             self._do_idle()
         finally:
             self._lock.release()
@@ -83,7 +93,7 @@ class Retired:
     @property
     def is_waiting(self) -> bool:
         """Whether work is left."""
-        return bool(self._idle or self._busy or self._waiting)
+        return bool(self._idle or self._busy or self._waiting or self._polled)
 
     def after_fork(self) -> None:
         """Forget all work in a forked child: the memory belongs to the parent."""
@@ -91,6 +101,7 @@ class Retired:
         self._idle.clear()
         self._busy.clear()
         self._waiting.clear()
+        self._polled.clear()
 
     def _do_idle(self) -> None:
         while self._idle:

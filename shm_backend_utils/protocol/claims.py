@@ -4,13 +4,13 @@
 
     0  kind         u8    1 lent, 2 CUDA, 3 named
     1  flags        u8    1 for CUDA memory that is lent for this request alone; else 0
-    2  slot         u16   of a lent region: the slot that its lender executes in
+    2  slot         u16   of a lent region: the slot that its lender executes in; of CUDA memory 1, if the client
+                          waits for ``completed``
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
    16  secret       16 bytes  a lent region's token; a GPU's UUID
-   32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; then zeros
-                    up to a multiple of 8
+   32  name         a key; the 64 bytes of a CUDA IPC handle; a registered name; then zeros up to a multiple of 8
 
 A claim comes from a peer. This module makes every check that needs no opened memory.
 """
@@ -47,6 +47,7 @@ _CLAIM: Final = struct.Struct("<BBHHHQ16s")
 _NO_FENCE: Final = 0xFFFF
 _NOTHING: Final = bytes(16)
 _HANDLE_LENGTH: Final = 64  # CUipcMemHandle, CUipcEventHandle
+_WAITS: Final = 1  # the slot of a claim of CUDA memory, if the client waits for `completed`
 _FOR_ONE_REQUEST: Final = 1
 _MAX_INT64: Final = 2**63 - 1
 _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
@@ -72,9 +73,9 @@ class CudaRegionClaim:
     # The region whose slot also fences this memory: 0 for the request's own region, or the number of a lent region.
     # None without a fence.
     fence: int | None
-    # The 64 bytes of a CUipcEventHandle for an event of the client's, or empty. With an event, the model may answer
-    # while the GPU is still at work on this memory.
-    event: bytes = b""
+    # Whether the client waits for the slot's `completed`. If so, the model may answer while its GPU still works in this
+    # memory, and leave it to its GPU to write `completed`.
+    waits: bool = False
     # Whether the memory is lent for this request alone. If so, the model borrows the slot that fences the memory, and,
     # before it answers, unmaps the memory and then gives the slot back.
     is_for_one_request: bool = False
@@ -107,9 +108,8 @@ def encode_claim(claim: RegionClaim) -> bytes:
         return _CLAIM.pack(_LENT, 0, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
     if isinstance(claim, CudaRegionClaim):
         fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
-        handles = claim.handle + claim.event
-        flags = _FOR_ONE_REQUEST if claim.is_for_one_request else 0
-        return _CLAIM.pack(_CUDA, flags, 0, fence, len(handles), claim.byte_size, uuid) + handles
+        flags, waits = _FOR_ONE_REQUEST if claim.is_for_one_request else 0, _WAITS if claim.waits else 0
+        return _CLAIM.pack(_CUDA, flags, waits, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
     name = claim.name.encode()
     return _CLAIM.pack(_NAMED, 0, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
 
@@ -157,9 +157,9 @@ def _claim(
             raise TableError(f"{field}.name_length", str(len(name)), expected)
         if flags and fence == _NO_FENCE:
             raise TableError(f"{field}.fence", str(fence), "the slot that fences what is lent for this request alone")
-        handle, event = name[:_HANDLE_LENGTH], name[_HANDLE_LENGTH:]
         fenced_by = None if fence == _NO_FENCE else fence
-        return CudaRegionClaim(handle, byte_size, secret.hex(), fenced_by, event, bool(flags))
+        # An event's handle may follow, of a client that does not wait for `completed`.
+        return CudaRegionClaim(name[:_HANDLE_LENGTH], byte_size, secret.hex(), fenced_by, slot == _WAITS, bool(flags))
     key = _text(field, name)
     if not _KEY.fullmatch(key):
         raise TableError(f"{field}.name", "other text", "the key of a managed region")

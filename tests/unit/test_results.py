@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ UUID = "fedcba9876543210" * 2
 HANDLE = bytes(range(64))
 LENT = LentRegionClaim(KEY, 12288, TOKEN, 2)
 CUDA = CudaRegionClaim(HANDLE, 4096, UUID, 0)
-WITH_EVENT = CudaRegionClaim(bytes(64), 4096, UUID, 0, HANDLE)
-FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, b"", True)
+WAITING = CudaRegionClaim(bytes(64), 4096, UUID, 0, True)
+FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, False, True)
 UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
@@ -69,11 +70,16 @@ def refusal(data: bytes, count: int = 1) -> TableError:
 def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(LENT) == claim(1, KEY.encode(), slot=2, size=12288)
     assert encode_claim(CUDA) == claim(2, HANDLE, fence=0, size=4096).replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
-    event = claim(2, bytes(64) + HANDLE, fence=0, size=4096)
-    assert encode_claim(WITH_EVENT) == event.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
+    waiting = claim(2, bytes(64), slot=1, fence=0, size=4096)
+    assert encode_claim(WAITING) == waiting.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     lent = claim(2, FOR_ONE_REQUEST.handle, flags=1, fence=0, size=4096)
     assert encode_claim(FOR_ONE_REQUEST) == lent.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
+
+
+def test_an_events_handle_of_an_older_client_is_read_and_ignored() -> None:
+    older = claim(2, HANDLE + bytes(64), fence=0, size=4096)
+    assert decoded_claims(older) == (replace(CUDA, device_uuid=TOKEN),)
 
 
 def test_there_may_be_64_regions_and_no_more() -> None:
@@ -111,7 +117,7 @@ def test_a_region_that_there_cannot_be_is_refused(data: bytes, field: str) -> No
         (encode_claim(UNFENCED) + claim(2, HANDLE, fence=1), 2, "regions[2].fence"),
         (encoded(UNFENCED, LENT, LENT), 3, "regions[3]"),
         (encoded(LENT, LentRegionClaim(KEY, 4096, "0" * 32, 0)), 2, "regions[2]"),
-        (encoded(CUDA, CudaRegionClaim(HANDLE, 4096, UUID, 0, bytes(64))), 2, "regions[2]"),
+        (encoded(CUDA, CudaRegionClaim(HANDLE, 4096, UUID, 0, True)), 2, "regions[2]"),
         (encoded(NAMED, NAMED), 2, "regions[2]"),
     ],
 )

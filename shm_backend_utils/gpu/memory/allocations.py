@@ -12,7 +12,7 @@ __all__ = ["CudaAllocation"]
 
 
 class CudaAllocation:
-    """GPU memory for other processes to map, with an event for their work; freed when nothing here keeps it."""
+    """GPU memory for other processes to map; freed when nothing here keeps it."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned = _Owned(runtime, byte_size, device)
@@ -20,11 +20,8 @@ class CudaAllocation:
         self.device = device
         self.byte_size = whole_blocks(byte_size)
         self.address = owned.address
-        self.event = owned.event  # other processes record it; this process waits for it
         self._owned: _Owned | None = owned
         self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
-        with runtime.on(device):
-            self.event_handle = runtime.export_event(owned.event)  # 64 bytes, CUDA's CUipcEventHandle
         self.device_uuid = runtime.device_uuid(device)
 
     @property
@@ -40,22 +37,16 @@ class CudaAllocation:
 
 
 class _Owned:
-    """One ``cuMemAlloc`` and one event, freed after the last reference is gone and the device has finished."""
+    """One ``cuMemAlloc``, freed after the last reference is gone and the device has finished."""
 
     _process = 0
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
-        self._events: list[int] = []
         self._addresses: list[int] = []
         self._process = os.getpid()
-        self._events.append(runtime.create_shared_event(device))
         self._addresses.append(runtime.allocate(byte_size, device))
-
-    @property
-    def event(self) -> int:
-        return self._events[0]
 
     @property
     def address(self) -> int:
@@ -63,19 +54,6 @@ class _Owned:
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child, the memory is the parent's
-            retired = self._runtime.retired
-            free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
-            if self._addresses:
-                retired.add(self._device, free)
-            elif self._events:
-                retired.add_idle(free)
-
-
-def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
-    """Free the events and the memory that exist: an interrupt may have prevented the allocation of either."""
-    try:
-        for event in events:
-            runtime.destroy_event(event, device)
-    finally:
-        for address in addresses:
-            runtime.free(address, device)
+            for address in self._addresses:  # none if an interrupt prevented the allocation
+                free = functools.partial(self._runtime.free, address, self._device)
+                self._runtime.retired.add(self._device, free)

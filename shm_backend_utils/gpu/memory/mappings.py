@@ -46,7 +46,6 @@ class CudaMapping:
         self.byte_size = opened.byte_size
         self.device = opened.device
         self.handle = opened.handle
-        self.event = use.event  # the owner's event, which this process records; 0 without one
         # Equal for mappings of one allocation only; never equal to a file's identity.
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
@@ -97,7 +96,6 @@ class _Use:
         self._mappings = mappings
         self._opened: _Opened | None = opened
         self._lease = lease
-        self.event = 0
         self._process = os.getpid()
         self.is_idle = False
 
@@ -106,7 +104,7 @@ class _Use:
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
-                _end(self._mappings, opened, self.event, self._lease)
+                _end(self._mappings, opened, self._lease)
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # a forked child owns only its copy of the lease's descriptor
@@ -115,20 +113,16 @@ class _Use:
             return
         retired, opened = self._mappings.runtime.retired, self._opened
         if opened is not None:
-            end = functools.partial(_end, self._mappings, opened, self.event, self._lease)
+            end = functools.partial(_end, self._mappings, opened, self._lease)
             if self.is_idle:
                 retired.add_idle(end)
             else:
                 retired.add(opened.device, end)
 
 
-def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None) -> None:
-    try:
-        if event:
-            mappings.runtime.destroy_event(event, opened.device)
-    finally:
-        mappings.end_use(opened)
-    # Last, and only if the steps above succeeded: afterwards the owner may free the memory and the event.
+def _end(mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
+    mappings.end_use(opened)
+    # Last, and only if the step above succeeded: afterwards the owner may free the memory.
     if lease is not None:
         lease.give_back()
 
@@ -148,13 +142,10 @@ class CudaMappings:
         device: int,
         field: str,
         lease: SharedLease | None = None,
-        event: bytes = b"",
     ) -> CudaMapping:
         """Map another process' allocation. The end of this use gives the lease back."""
         try:
             _check_length(handle, field)
-            if event:
-                _check_length(event, f"{field}.event")
             with self._lock, _refused(field):
                 opened = self._used(handle, device, field)
             use = _Use(self, opened, lease)
@@ -163,9 +154,6 @@ class CudaMappings:
                 lease.give_back()
             raise
         try:
-            if event:
-                with _refused(f"{field}.event"):
-                    use.event = self.runtime.open_event(event, device)
             mapping = CudaMapping(self.runtime, opened, use)
             mapping.check(byte_size, field)
         except BaseException:

@@ -95,8 +95,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
   ENTER("cuDeviceGetAttribute");
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   if (attribute <= 0 || attribute > 200) return CUDA_ERROR_INVALID_VALUE;
-  /* unified addressing, managed memory, concurrent managed access, virtual memory, pools, IPC of events */
-  static const int present[] = {41, 83, 89, 102, 115, 125};
+  /* unified addressing, managed memory, concurrent managed access, virtual memory, pools, stream memory operations */
+  static const int present[] = {41, 83, 89, 102, 115, 122};
   *value = attribute == 10; /* warp size: nobody divides by it */
   for (size_t i = 0; i < sizeof present / sizeof *present; i++) *value |= attribute == present[i];
   return CUDA_SUCCESS;

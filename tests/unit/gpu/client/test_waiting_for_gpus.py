@@ -47,7 +47,7 @@ from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, stream_on
 
 LATE_S = 0.3
-DIED = "a model's process ended while its GPU was at work in this call's memory, which is not used again"
+DIED = "a model's process ended, or its GPU failed, before the work in this call's memory was done"
 
 
 async def check_that_the_loop_goes_on(
