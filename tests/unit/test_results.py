@@ -10,6 +10,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import PeerError, TableError
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.claims import (
     MAX_REGIONS,
@@ -171,6 +172,25 @@ def broken(data: bytes) -> str:
         decoded(data)
     assert len(str(e.value)) < 300
     return str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_valid"),
+    [
+        ({"completed": 6}, True),  # a GPU still works
+        ({}, True),
+        ({"started": 6, "completed": 6}, False),
+        ({"completed": 6, "events": ()}, False),
+    ],
+)
+def test_results_with_events_need_only_be_started(changes: dict[str, Any], is_valid: bool) -> None:
+    spec = ModelSpec.from_config({"name": "m", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [2, 3]}]})
+    data = record(output(), **{"events": (1,), **changes})
+    if is_valid:
+        assert results.decode(data, [REGION] * 2, 0, spec, 7).events == (1,)
+    else:
+        with pytest.raises(PeerError, match="answered without having used the shared memory"):
+            results.decode(data, [REGION] * 2, 0, spec, 7)
 
 
 def test_results_are_read_in_full() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +33,6 @@ class PinnedRecords:
         end = data_offset(header.slot_count, header.record_byte_size)
         self._records = np.frombuffer(region.buffer(), np.uint8)[self._begin : end]  # keeps the memory mapped
         self._runtime = runtime
-        self._lock = threading.Lock()
         self._addresses: dict[int, int | None] = {}  # where each device finds the records; None if it cannot use them
         self._is_registered_here = False
         self._process = os.getpid()
@@ -47,10 +45,9 @@ class PinnedRecords:
 
     def completed(self, slot: int, device: int) -> int | None:
         """Return where streams of a device find a slot's ``completed``; None if they cannot use host memory."""
-        with self._lock:
-            if device not in self._addresses:
-                self._addresses[device] = self._found(device)
-            address = self._addresses[device]
+        if device not in self._addresses:
+            self._addresses[device] = self._found(device)
+        address = self._addresses[device]
         return None if address is None else address + completed_offset(slot, self._record_byte_size) - self._begin
 
     def _found(self, device: int) -> int | None:
@@ -62,7 +59,7 @@ class PinnedRecords:
                 self._runtime.pin(address, self._records.nbytes)
                 self._is_registered_here = True
             except CudaError as error:
-                if error.name != _ALREADY_REGISTERED:
+                if error.name != _ALREADY_REGISTERED:  # here too, for another device or by another thread
                     raise
             return self._runtime.device_address(address, device)
         except CudaError:
