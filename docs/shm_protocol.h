@@ -30,7 +30,7 @@ enum {
     SHMBU_VERSION = 2,
     SHMBU_PAGE_SIZE = 4096,
     SHMBU_TOKEN_LENGTH = 16,
-    SHMBU_HANDLE_LENGTH = 64, /* CUipcMemHandle, CUipcEventHandle */
+    SHMBU_HANDLE_LENGTH = 64, /* CUipcMemHandle */
     SHMBU_MAX_SLOT_COUNT = 1024,
     SHMBU_MAX_RECORD_BYTE_SIZE = 1 << 20,
     SHMBU_MAX_KEY_LENGTH = 70,
@@ -44,8 +44,15 @@ enum {
 #define SHMBU_MAX_GENERATION INT64_MAX
 #define SHMBU_MAX_FRAMED_GENERATION UINT32_MAX /* of a request that has a ring */
 
-/* Bytes of the region's file to lock with F_OFD_SETLK; the last two count from the beginning of a slot's record. */
-enum { SHMBU_OWNER_BYTE = 0, SHMBU_USERS_BYTE = 1, SHMBU_REAPER_BYTE = 2, SHMBU_SLOT_BYTE = 0, SHMBU_BORROWED_BYTE = 1 };
+/* Bytes of the region's file to lock with F_OFD_SETLK; the last three count from the beginning of a slot's record. */
+enum {
+    SHMBU_OWNER_BYTE = 0,
+    SHMBU_USERS_BYTE = 1,
+    SHMBU_REAPER_BYTE = 2,
+    SHMBU_SLOT_BYTE = 0,
+    SHMBU_BORROWED_BYTE = 1,
+    SHMBU_WORKING_BYTE = 2
+};
 
 /* TRITONSERVER_DataType of tritonserver.h */
 enum shmbu_datatype {
@@ -112,7 +119,8 @@ SHMBU_AT(shmbu_table, probe, 22);
 SHMBU_AT(shmbu_table, frame_stride, 24);
 SHMBU_SIZE(shmbu_table, 32);
 
-/* A further region. Its name follows, then zeros up to a multiple of 8. */
+/* A further region. Its name follows, then zeros up to a multiple of 8. In CUDA memory, slot is 1 if the client waits for a
+ * GPU that works after the answer, else 0. */
 struct shmbu_region {
     uint8_t kind;
     uint8_t flags;
@@ -152,7 +160,8 @@ SHMBU_AT(shmbu_tensor, flags, 22);
 SHMBU_SIZE(shmbu_tensor, 24);
 
 /* The second half of a slot's record: the model writes it, completed last. The outputs follow; then the events, each
- * the uint16_t number of a further region; then zeros up to a multiple of 8. */
+ * the uint16_t number of a further region; then zeros up to a multiple of 8. With events, the model's GPU writes completed,
+ * maybe after the answer; the client writes SHMBU_MAX_GENERATION there if the model died before. */
 struct shmbu_results {
     uint64_t started;
     uint64_t completed;

@@ -8,15 +8,15 @@ without a named stream, the copy follows all work of that GPU, and the host wait
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..dtypes import DType
-from ..errors import CallerError, ModelError, ShmError, translate
+from ..errors import CallerError, ModelError, translate
+from ..memory.managed import ManagedRegion
 from ..tensors.view import TensorView
 from .arrays.copies import copy
 from .arrays.device_array import DeviceArray, StridedArray, viewed
@@ -24,7 +24,8 @@ from .arrays.device_view import DeviceView
 from .arrays.imported import device_of, imported
 from .errors import CudaError
 from .memory.access import CudaAccess
-from .ordering import Mark, OwnStreams, order_after
+from .memory.pinned import PinnedRecords
+from .ordering import OwnStreams, do_after_all_work, order_after
 from .runtime import LEGACY_STREAM, CudaRuntime
 from .scratch import Block, Dropped, Scratch
 from .streams import NamedStream, named_stream
@@ -138,10 +139,30 @@ class DeviceUses:
             assert stream.device is not None
             streams.give_back(stream.handle, stream.device)
 
+    def leave_to_gpu(self, region: ManagedRegion, slot: int, generation: int, work: Callable[[], None]) -> bool:
+        """Let a GPU write a slot's ``completed`` behind the call's work; return False if none can.
+
+        When it is written, or never will be, streams and arrays are released, and then ``work`` is done.
+        """
+        is_over = self._arrays.complete(self, region, slot, generation)
+        if is_over is None:
+            return False
+        dropped = self.take_dropped()
+        for each in self._dropped:
+            each.end()
+
+        def rest() -> None:
+            self._arrays.put_back(dropped)
+            self.release()
+            work()
+
+        self._arrays.runtime.retired.add_when(is_over, rest)
+        return True
+
     def leave(self) -> None:
-        """Release streams and arrays while GPUs still work; the arrays stay alive until that work is done."""
+        """Release streams and arrays while GPUs still work; the arrays stay alive until all work there is done."""
         kept, self._kept = self._kept, []
-        self._arrays.keep_until_done(self, kept)
+        do_after_all_work(self._arrays.runtime, list(self), kept.clear)
         self.release()
 
 
@@ -283,8 +304,7 @@ class DeviceArrays:
             for block in dropped:
                 self._scratch.retire(block)
             raise
-        if dropped:
-            self._scratch.put_back(dropped)
+        self.put_back(dropped)
 
     def wait_on(self, device: int, using: Sequence[DeviceUses]) -> None:
         """Wait on one GPU, as :meth:`wait` does."""
@@ -297,41 +317,48 @@ class DeviceArrays:
             self._order_after(_all_streams_on(device, using), device, stream)
             runtime.synchronize_stream(stream, device)
 
+    def put_back(self, dropped: Sequence[Block]) -> None:
+        """Mark own memory as free again, after the GPUs have finished with it."""
+        if dropped:
+            self._scratch.put_back(dropped)
+
     def new_dropped(self) -> Dropped:
         """Return a new place for the memory of one call's arrays."""
         return Dropped(self._scratch.retire)
 
-    def keep_until_done(self, uses: DeviceUses, kept: list[Any]) -> None:
-        """Keep arrays, and own memory that a call has dropped, until GPUs have finished the call's present work."""
-        dropped = uses.take_dropped()
-        if not (dropped or kept):
-            return
-        scratch, marks = self._scratch, list[Mark]()
-        try:
-            for device in uses:
-                with scratch.streams.one(device) as stream:
-                    self._order_after(_all_streams_on(device, [uses]), device, stream)
-                    marks.append(Mark(self.runtime, stream, device))
-        except ShmError:  # a stream is being captured, or a GPU is lost
-            self.runtime.retired.add(partial(self._drop_after_all_work, list(uses), kept))
-            for block in dropped:
-                scratch.retire(block)
-        else:
-            scratch.put_back_behind(marks, dropped, kept)
+    def complete(
+        self, uses: DeviceUses, region: ManagedRegion, slot: int, generation: int
+    ) -> Callable[[], bool] | None:
+        """Let a GPU write a slot's ``completed`` behind all work of a call that has named streams on each GPU.
 
-    def _drop_after_all_work(self, devices: Iterable[int], kept: list[Any]) -> None:
-        for device in devices:
-            self.runtime.wait_beside_captures(device)
-        kept.clear()
-
-    def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
-        """Record events, each on its GPU, behind all work of a call that has named streams on each GPU."""
+        Return a function that tells whether it is written, or never will be; None if no GPU can write it. CudaError if
+        the call's work has failed; ModelError if a named stream is being captured.
+        """
+        runtime, records = self.runtime, PinnedRecords.of(self.runtime, region)
         named = [stream for streams in uses.streams.values() for stream in streams]
         self._check_is_not_captured(named)
-        for event, device in events:
-            with self.own_streams.one(device) as stream:
-                order_after(self.runtime, named, device, stream)
-                self.runtime.record(event, stream)
+        places = [(each, address) for each in uses if (address := records.completed(slot, each)) is not None]
+        if not places:
+            return None
+        device, address = places[0]
+        try:
+            streams, own = uses.own_stream(device)
+            order_after(runtime, named, device, own)
+            with runtime.on(device):
+                runtime.write_word(address, generation, own)
+        except CudaError as error:
+            if error.is_final:
+                raise
+            return None
+
+        def is_over(_: OwnStreams = streams) -> bool:  # the streams live as long as this function
+            try:
+                with runtime.on(device):
+                    return runtime.is_stream_done(own)
+            except CudaError as error:
+                return error.is_final
+
+        return is_over
 
     def stream_of(self, value: Any, meant: int) -> NamedStream:
         """Return a model's stream with its GPU; a default stream belongs to GPU ``meant``."""

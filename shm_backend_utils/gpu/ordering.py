@@ -1,4 +1,4 @@
-"""The order of GPU work: streams that wait for streams or for a whole device, and marks that the host polls."""
+"""The order of GPU work: streams that wait for streams or a whole device, marks to poll, and work of the host after it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import functools
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .errors import CudaError
 from .runtime import CudaRuntime
 from .streams import Named, NamedEvent, NamedStream
 
-__all__ = ["Mark", "OwnStreams", "order_after"]
+__all__ = ["Mark", "OwnStreams", "do_after_all_work", "order_after"]
 
 
 class OwnStreams:
@@ -140,3 +140,22 @@ def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int)
         with contextlib.closing(_Event(runtime, device)) as event:
             runtime.record_device(event.handle, device)
             yield event.handle
+
+
+def do_after_all_work(runtime: CudaRuntime, devices: Iterable[int], work: Callable[[], None]) -> None:
+    """Let a thread do work of the host after all present work of this process on devices. Never waits.
+
+    If a device is lost, the thread never does it.
+    """
+    runtime.retired.add(functools.partial(_wait_and_do, runtime, devices, work))
+
+
+def _wait_and_do(runtime: CudaRuntime, devices: Iterable[int], work: Callable[[], None]) -> None:
+    try:
+        for device in devices:
+            runtime.wait_beside_captures(device)
+    except CudaError as error:
+        if not error.is_final:  # for example, there is no memory to wait by
+            do_after_all_work(runtime, devices, work)
+        return
+    work()

@@ -17,18 +17,36 @@ from .errors import CudaError
 
 __all__ = ["Retired"]
 
+Work = Callable[[], None]
+
 
 class Retired:
     """Work, such as freeing GPU memory, for a thread that may wait for GPUs. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._work: deque[Callable[[], None]] = deque()  # finalizers append to it without a lock
+        self._work: deque[Work] = deque()  # finalizers append to it without a lock
+        self._polled: deque[tuple[Callable[[], bool], Work]] = deque()
         call_after_fork(self)
 
-    def add(self, work: Callable[[], None]) -> None:
+    def add(self, work: Work) -> None:
         """Queue work. Never waits."""
         self._work.append(work)
+
+    def add_when(self, is_done: Callable[[], bool], work: Work) -> None:
+        """Queue work, which waits for nothing, to do after ``is_done`` has returned True. Never waits."""
+        self._polled.append((is_done, work))
+
+    def poll(self) -> None:
+        """Do the work of :meth:`add_when` that is due. Never waits."""
+        for each in tuple(self._polled):
+            is_done, work = each
+            if is_done():
+                try:
+                    self._polled.remove(each)
+                except ValueError:  # another thread does it
+                    continue
+                work()
 
     def collect(self) -> bool:
         """Do the work now, unless another thread is doing it. Return whether some may be left.
@@ -39,6 +57,7 @@ class Retired:
         if not self._lock.acquire(blocking=False):
             return True
         try:
+            self.poll()
             self._do_all()
         finally:
             self._lock.release()
@@ -56,13 +75,14 @@ class Retired:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether work is left."""
-        return bool(self._work)
+        """Whether work is left, or being done."""
+        return bool(self._work or self._polled or self._lock.locked())
 
     def after_fork(self) -> None:
         """Forget all work in a forked child: the memory belongs to the parent."""
         self._lock = threading.Lock()
         self._work.clear()
+        self._polled.clear()
 
     def _do_all(self) -> None:
         for _ in range(len(self._work)):  # work may queue itself again

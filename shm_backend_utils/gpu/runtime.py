@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 HANDLE_LENGTH: Final = 64
-"""Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
+"""Bytes of ``CUipcMemHandle`` (``CU_IPC_HANDLE_SIZE``)."""
 
 # CUDA's default streams have numbers, and belong to the current device. Array libraries write 0 for the legacy default
 # stream, but the driver may read 0 as the per-thread one. So read a library's stream as `stream or LEGACY_STREAM`.
@@ -48,7 +48,6 @@ _PORTABLE: Final = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU's cont
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: a waiting host thread sleeps
-_INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
@@ -114,6 +113,10 @@ class CudaRuntime(VirtualMemory):
         """Return a device's total memory, used or not (``cuDeviceTotalMem``). With MIG, it is the instance's."""
         doing = f"asking for the size of GPU {device}"
         return int(self._ask(doing, "cuDeviceTotalMem", self._ask(doing, "cuDeviceGet", device)))
+
+    def has_memory_operations(self, device: int) -> bool:
+        """Return whether a device's streams can write and wait for 64-bit words (``cuDeviceGetAttribute``)."""
+        return self._has(device, "CAN_USE_64_BIT_STREAM_MEM_OPS")
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -193,6 +196,11 @@ class CudaRuntime(VirtualMemory):
         """Undo :meth:`pin` (``cuMemHostUnregister``)."""
         with self._on_any():
             self._ask("unpinning host memory", "cuMemHostUnregister", address)
+
+    def device_address(self, address: int, device: int) -> int:
+        """Return where a device finds registered host memory (``cuMemHostGetDevicePointer``)."""
+        with self.on(device):
+            return int(self._ask("asking where a GPU finds host memory", "cuMemHostGetDevicePointer", address, 0))
 
     def copy(self, target: int, source: int, byte_size: int, stream: int) -> None:
         """Copy between addresses of any device or of the host, on a stream (``cuMemcpyAsync``)."""
@@ -277,26 +285,13 @@ class CudaRuntime(VirtualMemory):
 
     def create_event(self, device: int) -> int:
         """Return a new event, without timing (``cuEventCreate``)."""
-        return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC)
-
-    def create_shared_event(self, device: int) -> int:
-        """Return a new event, without timing, that other processes can open (``cuEventCreate``)."""
-        return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC | _INTERPROCESS)
+        with self.on(device):
+            return int(self._ask("making an event", "cuEventCreate", _WITHOUT_TIMING | _BLOCKING_SYNC))
 
     def destroy_event(self, event: int, device: int) -> None:
-        """Destroy an event that was created or opened, without waiting for it (``cuEventDestroy``)."""
+        """Destroy an event, without waiting for it (``cuEventDestroy``)."""
         with self.on(device):
             self._ask("destroying an event", "cuEventDestroy", event)
-
-    def export_event(self, event: int) -> bytes:
-        """Return the IPC handle of a shared event (``cuIpcGetEventHandle``)."""
-        return _bytes_of(self._ask("exporting an event", "cuIpcGetEventHandle", event))
-
-    def open_event(self, handle: bytes, device: int) -> int:
-        """Open another process' event (``cuIpcOpenEventHandle``). It is invalid once that process destroys it."""
-        with self.on(device):
-            found = self._filled("CUipcEventHandle", handle)
-            return int(self._ask("opening another process' event", "cuIpcOpenEventHandle", found))
 
     def record(self, event: int, stream: int) -> None:
         """Record an event behind the present work of a stream (``cuEventRecord``). Both are the current device's."""
@@ -326,10 +321,25 @@ class CudaRuntime(VirtualMemory):
         """Make later work on a stream wait for the last record of an event (``cuStreamWaitEvent``)."""
         self._ask("letting a stream wait", "cuStreamWaitEvent", stream, event, 0)
 
+    def write_word(self, address: int, value: int, stream: int) -> None:
+        """Write a 64-bit word behind all present work of a stream (``cuStreamWriteValue64``)."""
+        self._ask("letting a stream write a word", "cuStreamWriteValue64", stream, address, value, 0)
+
+    def wait_for_word(self, address: int, least: int, stream: int) -> None:
+        """Make later work on a stream wait until a 64-bit word is ``least`` or more (``cuStreamWaitValue64``)."""
+        self._ask("letting a stream wait for a word", "cuStreamWaitValue64", stream, address, least, 0)
+
     def is_event_done(self, event: int) -> bool:
         """Return whether the work before the last record of an event is done (``cuEventQuery``)."""
+        return self._is_ready("looking at an event", "cuEventQuery", event)
+
+    def is_stream_done(self, stream: int) -> bool:
+        """Return whether a stream has done all its work (``cuStreamQuery``)."""
+        return self._is_ready("looking at a stream", "cuStreamQuery", stream)
+
+    def _is_ready(self, doing: str, name: str, handle: int) -> bool:
         try:
-            self._ask("looking at an event", "cuEventQuery", event)
+            self._ask(doing, name, handle)
         except CudaError as error:
             if error.name != _NOT_READY:
                 raise
@@ -358,10 +368,6 @@ class CudaRuntime(VirtualMemory):
         current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
         with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
             yield
-
-    def _create_event(self, device: int, flags: int) -> int:
-        with self.on(device):
-            return int(self._ask("making an event", "cuEventCreate", flags))
 
     def _context(self, device: int) -> Any:
         """Return a device's primary context, which this process and all libraries in it share."""

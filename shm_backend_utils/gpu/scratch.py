@@ -6,22 +6,19 @@ import contextlib
 import math
 import os
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .arrays.device_array import DeviceArray
 from .errors import CudaError
-from .ordering import Mark, OwnStreams
+from .ordering import OwnStreams
 from .runtime import CudaRuntime, whole_blocks
 
 __all__ = ["Block", "Dropped", "Scratch"]
-
-_PAUSE_S: Final = 0.001
 
 
 class Block(NamedTuple):
@@ -64,14 +61,6 @@ class Dropped:
             self._free(block)
 
 
-class _Left(NamedTuple):
-    """Blocks and arrays that GPUs use until they have passed the marks."""
-
-    marks: Sequence[Mark]
-    blocks: Sequence[Block]
-    kept: Sequence[Any]
-
-
 class Scratch:
     """A session's own memory on GPUs. Thread-safe.
 
@@ -86,7 +75,6 @@ class Scratch:
         self._runtime = runtime
         self._lock = threading.Lock()
         self._free: dict[int, list[Block]] = {}  # by GPU
-        self._left: list[_Left] = []
         self._is_closed = False
 
     def array(
@@ -116,12 +104,6 @@ class Scratch:
                     continue
             self.retire(block)
 
-    def put_back_behind(self, marks: Sequence[Mark], blocks: Sequence[Block], kept: Sequence[Any]) -> None:
-        """Mark memory as free, and drop the kept arrays, when GPUs have passed the marks."""
-        with self._lock:
-            self._left.append(_Left(marks, blocks, kept))
-        self._runtime.retired.add(self._wait_for_left)
-
     def retire(self, block: Block) -> None:
         """Let a thread return memory to CUDA, which waits for the GPU. Finalizers may call this."""
         self._runtime.retired.add(partial(self._runtime.free, block.address, block.device))
@@ -143,7 +125,8 @@ class Scratch:
 
     def _take(self, byte_size: int, device: int) -> Block:
         """Return memory with at least ``byte_size`` bytes."""
-        self._look_at_left()
+        retired = self._runtime.retired
+        retired.poll()  # memory of a call that has ended early may be free by now
         with self._lock:
             free = self._free.get(device, [])
             fitting = [block for block in free if block.byte_size >= byte_size]
@@ -154,7 +137,6 @@ class Scratch:
             self._free[device] = []
         for block in free:
             self.retire(block)
-        retired = self._runtime.retired
         retired.collect_soon()
         byte_size = whole_blocks(max(byte_size, 1))
         try:
@@ -164,30 +146,6 @@ class Scratch:
                 raise
         retired.collect_now()
         return Block(byte_size, self._runtime.allocate(byte_size, device), device)
-
-    def _look_at_left(self) -> bool:
-        """Take back memory that GPUs have finished with. Return whether they still use some."""
-        with self._lock:
-            looked_at, self._left = self._left, []
-        still = [each for each in looked_at if not self._is_taken_back(each)]
-        with self._lock:
-            self._left += still
-            return bool(self._left)
-
-    def _is_taken_back(self, left: _Left) -> bool:
-        try:
-            if not all(mark.is_done() for mark in left.marks):
-                return False
-        except CudaError as error:
-            return error.is_final  # memory of a lost device is leaked
-        for mark in left.marks:
-            mark.close()
-        self.put_back(left.blocks)
-        return True
-
-    def _wait_for_left(self) -> None:
-        while self._look_at_left():
-            time.sleep(_PAUSE_S)
 
 
 class _Taken:

@@ -11,7 +11,8 @@ byte                                   held by
 2                                      a reaper, while it removes the region
 first byte of a slot's record          the model, while it executes a request in that slot
 the next byte                          shared, by every model to which that model has lent the slot's memory
-both                                   the client, while it takes back a slot that it gave up
+the byte after that                    shared, by every model that has answered while its GPU still works in the slot
+the first two of them                  the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
 Only the owner takes byte 0, before any other process can find the region. So if that byte is free, the owner is dead
@@ -48,12 +49,14 @@ __all__ = [
     "is_slot_in_use",
     "let_go_of_owner_lease",
     "use",
+    "work",
 ]
 
 _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
 _REAPER_BYTE: Final = 2
 _BORROWED: Final = 1  # the distance from the byte of a slot's lease
+_WORKING: Final = 2
 _LEASE: Final = "a lease on memory that another process frees"
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
@@ -92,8 +95,11 @@ def is_owner_alive(fd: int) -> bool:
 
 
 def is_slot_in_use(fd: int, record: int) -> bool:
-    """Return whether another description holds the lease of the slot with this record, or has borrowed the slot."""
-    return _is_locked(fd, record, 1 + _BORROWED)
+    """Return whether another description holds the lease of a slot, has borrowed the slot, or has a GPU at work there.
+
+    ``record`` is where the slot's record begins.
+    """
+    return _is_locked(fd, record, 1 + _WORKING)
 
 
 def has_borrowers(fd: int, record: int) -> bool:
@@ -116,6 +122,13 @@ def use(fd: int) -> SharedLease:
 def borrow(fd: int, record: int) -> SharedLease | None:
     """Show the client that this process also uses a slot's memory; None if the client is just taking it back."""
     return SharedLease.take(fd, record + _BORROWED)
+
+
+def work(fd: int, record: int) -> SharedLease:
+    """Show the client that this process lives, and that its GPU still works in a slot whose request is answered."""
+    lease = SharedLease.take(fd, record + _WORKING)
+    assert lease is not None  # no process takes that byte exclusively
+    return lease
 
 
 class SharedLease:

@@ -47,6 +47,7 @@ class ManagedRegion:
     def __init__(self, segment: MappedSegment, header: Header) -> None:
         self.segment = segment
         self.header = header  # as copied out of shared memory when the region was opened
+        self.attached: dict[type, Any] = {}  # objects that end with the present mapping
         self._buffer = segment.buffer()
         self._records: dict[int, SlotRecord] = {}
         self._leases: dict[int, SlotLease] = {}
@@ -101,7 +102,7 @@ class ManagedRegion:
         self.segment.grow(whole_pages(byte_size), deadline)
         token = secrets.token_bytes(layout.TOKEN_LENGTH)
         self.header = replace(self.header, byte_size=self.segment.byte_size, token=token)
-        self._buffer, self._records = self.segment.buffer(), {}
+        self._buffer, self._records, self.attached = self.segment.buffer(), {}, {}
         layout.write_header(self._buffer, self.header)
         if isinstance(self.segment, SealedSegment):
             self.segment.renew(token)
@@ -158,6 +159,7 @@ class ManagedRegion:
 
     def close(self) -> None:
         """Close the descriptor and let go of the mapping. Arrays over it stay valid. Closing twice is fine."""
+        self.attached = {}
         self._records = {}
         self._leases = {}
         self._buffer = memoryview(b"")

@@ -42,7 +42,7 @@ class Config:
     pool_prefix: str = USUAL_POOL_PREFIX  # of the Python backend's own regions, from the command line
     inline_bytes: int = 64 * 2**10  # call.forward sends tensors in band up to this total
     max_mapped_bytes: int | None = None  # in total; None for no limit
-    gpu_events: bool = False  # clients wait for CUDA events, if the model has named its streams
+    gpu_events: bool = False  # clients wait for GPUs, if the model has named its streams
     pin_host_memory: bool = False  # whether mapped host regions are registered with CUDA
     handover_s: float = 1.0  # the longest wait of a request for a sealed region
     stream_patience_s: float = 30.0  # the longest wait of a stream for its client to release a frame

@@ -22,7 +22,7 @@ import secrets
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -176,13 +176,22 @@ class MeasuredCall(Call):
         super().commit(needs_all=needs_all)
         self._own_s += perf_counter() - begin
 
-    def end(self, events: Sequence[int] = ()) -> None:
-        begin = perf_counter()
-        was_open, counted = self._is_open, self._bytes() if self._is_open else (0, 0)
-        super().end(events)
-        if was_open:
-            self._metrics.took(self._own_s + perf_counter() - begin)
-            self._metrics.answered(self.path, *counted)
+    def end(self) -> None:
+        begin, counted = perf_counter(), self._bytes() if self._is_open else None
+        super().end()
+        if counted is not None:
+            self._count(begin, counted)
+
+    def end_early(self) -> bool:
+        begin, counted = perf_counter(), self._bytes()
+        has_ended = super().end_early()
+        if has_ended:
+            self._count(begin, counted)
+        return has_ended
+
+    def _count(self, begin: float, counted: tuple[int, int]) -> None:
+        self._metrics.took(self._own_s + perf_counter() - begin)
+        self._metrics.answered(self.path, *counted)
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)

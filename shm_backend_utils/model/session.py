@@ -26,7 +26,7 @@ from .metrics import Metrics
 from .modes.batch import BatchCall, Buffers, batches_of
 from .modes.stream import StreamCall, run_stream
 
-__all__ = ["ShmSession", "check_has_run", "complete", "complete_by_events", "serve_one"]
+__all__ = ["ShmSession", "check_has_run", "complete", "complete_early", "serve_one"]
 
 _DEFAULTS: Final = Config()
 _responses_of: Final = attrgetter("response")
@@ -75,7 +75,7 @@ class ShmSession:
         self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
         call, measured_call, self._new_stream_call, self._new_gathering = DEBUGGED if config.debug else PLAIN
         self._new_call: Callable[..., Call] = call if self._metrics is None else partial(measured_call, self._metrics)
-        self._complete = complete_by_events if config.gpu_events else complete
+        self._complete = complete_early if config.gpu_events else complete
         self._is_on_gpu = device is not None
         self._buffers = Buffers(context.pinning)
         self._unclosed = Unclosed(Origin.here("the ShmSession made"), "call close() in finalize()")
@@ -339,22 +339,15 @@ def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
         call.end()
 
 
-def complete_by_events(calls: Sequence[Call], arrays: DeviceArrays) -> None:
-    """End calls as :func:`complete` does, but do not wait for GPUs if the client can wait for its CUDA events."""
+def complete_early(calls: Sequence[Call], arrays: DeviceArrays) -> None:
+    """End calls as :func:`complete` does, but wait for no GPU if the client can wait for it."""
     now: list[Call] = []
     for call in calls:
-        regions = call.event_regions
-        if not regions:
-            now.append(call)
-            continue
-        assert call.devices is not None
         try:
-            arrays.record(call.devices, regions.values())
+            if not call.end_early():
+                now.append(call)
         except BaseException as error:  # whatever it is, the call needs its response
             call.fail(error)
-        else:
-            call.devices.leave()
-            call.end(list(regions))
     if now:
         complete(now, arrays)
 

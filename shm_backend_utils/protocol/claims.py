@@ -4,13 +4,14 @@
 
     0  kind         u8    1 lent, 2 CUDA, 3 named, 4 CUDA by descriptor
     1  flags        u8    1 for CUDA memory that is lent for this request alone; else 0
-    2  slot         u16   of a lent region: the slot that its lender executes in
+    2  slot         u16   of a lent region: the slot that its lender executes in; of CUDA memory 1, if the client
+                          waits for ``completed``
     4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
    16  secret       16 bytes  the token of a lent region or of CUDA memory by descriptor; the GPU's UUID of kind 2
-   32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; the 16 bytes
-                    of a GPU's UUID and a key; then zeros up to a multiple of 8
+   32  name         a key; the 64 bytes of a CUDA IPC handle; a registered name; the 16 bytes of a GPU's UUID and a key;
+                    then zeros up to a multiple of 8
 
 A claim comes from a peer. This module makes every check that needs no opened memory.
 """
@@ -50,6 +51,7 @@ _NO_FENCE: Final = 0xFFFF
 _NOTHING: Final = bytes(16)
 _HANDLE_LENGTH: Final = 64  # CUipcMemHandle, CUipcEventHandle
 _UUID_LENGTH: Final = 16
+_WAITS: Final = 1  # the slot of a claim of CUDA memory, if the client waits for `completed`
 _FOR_ONE_REQUEST: Final = 1
 _MAX_INT64: Final = 2**63 - 1
 _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
@@ -75,9 +77,9 @@ class CudaRegionClaim:
     # The region whose slot also fences this memory: 0 for the request's own region, or the number of a lent region.
     # None without a fence.
     fence: int | None
-    # The 64 bytes of a CUipcEventHandle for an event of the client's, or empty. With an event, the model may answer
-    # while the GPU is still at work on this memory.
-    event: bytes = b""
+    # Whether the client waits for the slot's `completed`. If so, the model may answer while its GPU still works in this
+    # memory, and leave it to its GPU to write `completed`.
+    waits: bool = False
     # Whether the memory is lent for this request alone. If so, the model borrows the slot that fences the memory, and,
     # before it answers, unmaps the memory and then gives the slot back.
     is_for_one_request: bool = False
@@ -92,6 +94,7 @@ class CudaDescriptorClaim:
     token: str  # the secret for the handover: 32 lowercase hexadecimal digits
     device_uuid: str  # as in CudaRegionClaim
     fence: int  # as in CudaRegionClaim; there is always one
+    waits: bool = False  # as in CudaRegionClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,12 @@ def encode_claim(claim: RegionClaim) -> bytes:
         return _CLAIM.pack(_LENT, 0, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
     if isinstance(claim, CudaRegionClaim):
         fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
-        handles = claim.handle + claim.event
-        flags = _FOR_ONE_REQUEST if claim.is_for_one_request else 0
-        return _CLAIM.pack(_CUDA, flags, 0, fence, len(handles), claim.byte_size, uuid) + handles
+        flags, waits = _FOR_ONE_REQUEST if claim.is_for_one_request else 0, _WAITS if claim.waits else 0
+        return _CLAIM.pack(_CUDA, flags, waits, fence, _HANDLE_LENGTH, claim.byte_size, uuid) + claim.handle
     if isinstance(claim, CudaDescriptorClaim):
         name, token = bytes.fromhex(claim.device_uuid) + claim.key.encode(), bytes.fromhex(claim.token)
-        head = _CLAIM.pack(_CUDA_DESCRIPTOR, 0, 0, claim.fence, len(name), claim.byte_size, token)
-        return head + padded(name)
+        waits = _WAITS if claim.waits else 0
+        return _CLAIM.pack(_CUDA_DESCRIPTOR, 0, waits, claim.fence, len(name), claim.byte_size, token) + padded(name)
     name = claim.name.encode()
     return _CLAIM.pack(_NAMED, 0, 0, _NO_FENCE, len(name), 0, _NOTHING) + padded(name)
 
@@ -175,9 +177,9 @@ def _claim(
             raise TableError(f"{field}.name_length", str(len(name)), expected)
         if flags and fence == _NO_FENCE:
             raise TableError(f"{field}.fence", str(fence), "the slot that fences what is lent for this request alone")
-        handle, event = name[:_HANDLE_LENGTH], name[_HANDLE_LENGTH:]
         fenced_by = None if fence == _NO_FENCE else fence
-        return CudaRegionClaim(handle, byte_size, secret.hex(), fenced_by, event, bool(flags))
+        # An event's handle may follow, of a client that does not wait for `completed`.
+        return CudaRegionClaim(name[:_HANDLE_LENGTH], byte_size, secret.hex(), fenced_by, slot == _WAITS, bool(flags))
     begin = _UUID_LENGTH if kind == _CUDA_DESCRIPTOR else 0
     key = _text(field, name[begin:])
     if not _KEY.fullmatch(key):
@@ -186,7 +188,7 @@ def _claim(
         return LentRegionClaim(key, byte_size, secret.hex(), slot)
     if fence == _NO_FENCE:
         raise TableError(f"{field}.fence", str(fence), "the slot that fences memory by descriptor")
-    return CudaDescriptorClaim(key, byte_size, secret.hex(), name[:begin].hex(), fence)
+    return CudaDescriptorClaim(key, byte_size, secret.hex(), name[:begin].hex(), fence, slot == _WAITS)
 
 
 def _text(field: str, name: bytes) -> str:

@@ -22,7 +22,8 @@
 
 Integers are little-endian. :mod:`.table` describes a record's first half, :mod:`.results` its second.
 Generations and stamps are aligned native words, so each load and store of one is atomic. The RPC orders the two
-sides: the client writes before it sends the request, and the model writes before it answers.
+sides: the client writes before it sends the request, and the model writes before it answers. Only ``completed`` may
+follow the answer: then a GPU of the model's writes it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = [
     "COMPLETED",
     "GENERATION",
     "HEADER_LENGTH",
+    "LOST",
     "MAX_RECORD_BYTE_SIZE",
     "MAX_SLOT_COUNT",
     "PAGE_SIZE",
@@ -44,6 +46,7 @@ __all__ = [
     "VERSION",
     "Header",
     "SlotRecord",
+    "completed_offset",
     "data_offset",
     "parse_header",
     "record_offset",
@@ -67,6 +70,8 @@ _WORD: Final = 8
 GENERATION: Final = 0  # the first word of the client's half
 STARTED, COMPLETED = 0, 1  # the first words of the model's half
 RESULTS: Final = 2 * _WORD  # behind the two stamps
+LOST: Final = 2**63 - 1
+"""What the client writes to ``completed`` if the model died before its GPU did: streams go on, and nothing is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,11 @@ def data_offset(slot_count: int, record_byte_size: int) -> int:
 def record_offset(slot: int, record_byte_size: int) -> int:
     """Return where the record of a slot begins, in bytes from the region's beginning."""
     return PAGE_SIZE + slot * record_byte_size
+
+
+def completed_offset(slot: int, record_byte_size: int) -> int:
+    """Return where a slot's ``completed`` lies, in bytes from the region's beginning."""
+    return record_offset(slot, record_byte_size) + record_byte_size // 2 + COMPLETED * _WORD
 
 
 def write_header(buffer: memoryview, header: Header) -> None:
@@ -158,6 +168,12 @@ class SlotRecord:
     def completed(self) -> int:
         """The last generation that a model finished, successfully or not."""
         return self.model_words[COMPLETED]
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether models have finished every generation that they started here."""
+        words = self.model_words
+        return words[STARTED] == words[COMPLETED]
 
     def complete(self, generation: int, results: bytes) -> None:
         """Write a generation's results, as :func:`.results.encode` returns them, and then the completion stamp."""

@@ -3,12 +3,12 @@
 ::
 
     0  started       u64   the last generation that a model began to execute
-    8  completed     u64   the last generation that it finished, successfully or not; written last
+    8  completed     u64   the last generation that it finished, successfully or not; written last, with events by a GPU
    16  length        u32   from the beginning of this half of the record; 0 if the model failed
    20  output_count  u16
    22  event_count   u16
    24  outputs: tensors, as in a table; flags 1 for one that found no room and is in the response
-       events: a u16 each, the number of a further region whose event shows when a GPU's work there is done; then
+       events: a u16 each, the number of a further region where a GPU still works until ``completed`` is written; then
        zeros up to a multiple of 8
 
 Strings that found no room are in the response as bytes, in the same form as in memory.
@@ -68,7 +68,7 @@ class Results(NamedTuple):
     """A model's description of a request's outputs, checked."""
 
     outputs: tuple[OutputPlace, ...]  # empty if the model failed
-    # Numbers, from 1, of further regions where a GPU is still at work; the events in their claims tell when it is done.
+    # Numbers, from 1, of further regions where a GPU is still at work until `completed` is the request's generation.
     events: tuple[int, ...]
     completed: int = 0  # the generation of these results, which the model finished last
 
@@ -101,13 +101,13 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: after the wait for an ans
     """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.
 
     ``byte_sizes`` has the sizes of the request's regions, the slot's own first; the request's memory in that region
-    begins at ``begin``. With a ``spec``, the results must be of its outputs, and of ``generation``.
+    begins at ``begin``. With a ``spec``, the results must be of its outputs, and of ``generation``: completed, or with
+    events only started.
     """
     try:
-        _, completed = _STAMPS.unpack_from(data)
-        if spec is not None and completed != generation:
+        started, completed, length, output_count, event_count = _STAMPS_AND_HEAD.unpack_from(data)
+        if spec is not None and completed != generation and not (event_count and started == generation):
             raise unused_memory(spec.name)
-        length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
         if length == 0:
             return Results((), (), completed)
         if length > len(data):

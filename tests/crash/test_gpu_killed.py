@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
@@ -49,6 +49,13 @@ client = ShmClient(sys.argv[1])
 x = driver.tensor(np.ones(1 << 19, np.float32))
 print("here", flush=True)
 client.infer("fake_gpu", {"X": x}, outputs={"Y": "cuda:0"}, parameters=parameters, path="direct").release()
+"""
+WAITER = """
+client = ShmClient(sys.argv[1])
+place = ((1000,), np.float32, "cuda:0")
+call = client.prepare("fake_gpu_events", {"X": place}, outputs={"Y": place}, parameters=parameters, path="direct")
+print("here", flush=True)
+call.infer(cuda_stream=driver.runtime().create_stream(0)).release()
 """
 END = """
 print("here, too", flush=True)
@@ -129,14 +136,28 @@ def test_a_lender_may_be_killed(
         assert (content_of(result["Y"]) == X * 2).all()
 
 
+def test_a_client_may_be_killed_after_an_early_answer(triton_server: EmbeddedServer, gate: Gate) -> None:
+    url, model = triton_server.grpc_url, "fake_gpu_events"
+    before = told_by(model, url, "let_go")
+    with victim_of(triton_server, gate, False, WAITER, "launch_what_waits_at_the_gate") as victim:
+        gate.wait_for_model()
+    with ShmClient(url):
+        eventually(lambda: region_of(victim.pid) is None)
+    assert told_by(model, url, "tell").finished == before.finished
+    gate.let_go()
+    eventually(lambda: told_by(model, url, "sweep").open_now == before.open_now)
+    after = told_by(model, url)
+    assert (after.finished, after.violations) == (before.finished + 2, before.violations)
+
+
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 DEADLINE_S = 5.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    models = ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned")
-    with serving({model: model for model in models}, tmp_path_factory.mktemp("server")) as server:
+    models = {model: model for model in ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned")}
+    with serving({**models, "waited_for": "fake_gpu_events"}, tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
@@ -146,8 +167,7 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
     before = left_here()
     runtime = DRIVER.runtime()
     given = [DRIVER.tensor(X)]
-    pool = PoolOptions(region="system" if model == "fake_gpu_events" else "sealed")
-    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime), pool=pool) as client:
+    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
 
         def infer(name: str, deed: str, **parameters: Any) -> Any:
             said = {"deed": deed, **parameters}
@@ -174,5 +194,45 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
             np.testing.assert_array_equal(found, X * 2, err_msg=str(number))
             del y
     given.clear()
+    eventually(lambda: not runtime.retired.collect() and left_here() == before)
+    assert DRIVER.violations() == []
+
+
+def test_a_stream_that_waits_for_a_killed_model_goes_on(server: EmbeddedServer, gate: Gate) -> None:
+    """Another model has the memory mapped, too, and lives."""
+    gate.close()
+    before = left_here()
+    runtime = DRIVER.runtime()
+    stream = runtime.create_stream(0)
+    given = [DRIVER.tensor(X)]
+    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
+
+        def infer(name: str, deed: str, **parameters: Any) -> Any:
+            said = {"deed": deed, **parameters}
+            return client.infer(
+                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", cuda_stream=stream
+            )
+
+        infer("fake_gpu_pinned", "double").release()
+        infer("waited_for", "double").release()
+        left = infer("waited_for", "launch_what_waits_at_the_gate", **gate.parameters(""))
+        gate.wait_for_model()
+        with runtime.on(0):
+            assert not runtime.is_stream_done(stream)
+        stub, killed = stub_of(server, "waited_for"), time.monotonic()
+        assert stub is not None
+        os.kill(stub, signal.SIGKILL)
+        runtime.synchronize_stream(stream, 0)
+        assert time.monotonic() - killed < 1
+        address = left["Y"].address
+        left.release()
+        with infer("fake_gpu_pinned", "double") as result:
+            runtime.synchronize_stream(stream, 0)
+            y = result["Y"]
+            assert y.address != address
+            assert (content_of(y) == X * 2).all()
+            del y
+    given.clear()
+    runtime.destroy_stream(stream, 0)
     eventually(lambda: not runtime.retired.collect() and left_here() == before)
     assert DRIVER.violations() == []

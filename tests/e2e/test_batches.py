@@ -160,7 +160,7 @@ def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
     memory, slot, span = held.memory, held.slot, held.layout.table.inputs["X"]
     address = memory.ctypes.data + span.offset
     value = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
-    return value, lambda: bool(slot.was_left)
+    return value, lambda: not slot.is_at_rest
 
 
 def test_prepared_calls_that_grow_have_regions_of_their_own_and_are_right_at_once(client: ShmClient) -> None:

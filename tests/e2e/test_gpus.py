@@ -25,8 +25,6 @@ from .loading_server import LoadingServer
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 NOTHING = LiveCounts()
-WITH_EVENTS = PoolOptions(region="system")
-"""The memory by CUDA IPC of regions in /dev/shm has events of the client's, and memory by descriptor has none."""
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
 def test_memory_that_a_gpu_writes_to_is_neither_closed_nor_freed(triton_server: EmbeddedServer, gate: Gate) -> None:
     """The model has answered, and left it to its client to wait for the GPU; but the client closes."""
     gate.close()
-    with gpu_of(flavour_of(triton_server), "fake_gpu_events", pool=WITH_EVENTS) as gpu:
+    with gpu_of(flavour_of(triton_server), "fake_gpu_events") as gpu:
         infer(gpu).release()  # from now on the model has events
         infer_at_the_gate(gpu, gate).release()
         gate.wait_for_model()
@@ -224,7 +222,7 @@ def test_a_model_that_is_unloaded_closes_all_and_one_loaded_opens_it_again(loadi
 
 def test_with_events_a_response_comes_while_the_gpu_still_works(triton_server: EmbeddedServer, gate: Gate) -> None:
     gate.close()
-    with gpu_of(flavour_of(triton_server, "http aio"), "fake_gpu_events", pool=WITH_EVENTS) as gpu:
+    with gpu_of(flavour_of(triton_server, "http aio"), "fake_gpu_events") as gpu:
         infer(gpu, X + 1).release()  # from now on the model has events
         with infer_at_the_gate(gpu, gate) as result:
             y: Any = result["Y"]

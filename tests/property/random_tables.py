@@ -158,16 +158,12 @@ def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
             key = f"shmbu-{number}-{rng.randrange(2**63):x}"
             regions.append(LentRegionClaim(key, size, rng.randbytes(16).hex(), rng.randrange(1024)))
         elif kind == "cuda":
-            handle, uuid, event = (
-                bytes([number]) + rng.randbytes(63),
-                rng.randbytes(16).hex(),
-                rng.choice([b"", bytes(64)]),
-            )
+            handle, uuid = bytes([number]) + rng.randbytes(63), rng.randbytes(16).hex()
             is_lent = fence is not None and rng.random() < 0.3
-            regions.append(CudaRegionClaim(handle, size, uuid, fence, event, is_lent))
+            regions.append(CudaRegionClaim(handle, size, uuid, fence, rng.random() < 0.5, is_lent))
         elif kind == "descriptor":
             key, (token, uuid) = f"shmbu-fd-{number:032x}-1", (rng.randbytes(16).hex() for _ in range(2))
-            regions.append(CudaDescriptorClaim(key, size, token, uuid, fence or 0))
+            regions.append(CudaDescriptorClaim(key, size, token, uuid, fence or 0, rng.random() < 0.5))
         else:
             regions.append(NamedRegionClaim(f"region {number} é"))
     return tuple(regions)

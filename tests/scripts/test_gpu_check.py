@@ -188,8 +188,12 @@ def ignores_events(cuda: CudaRuntime) -> None:
     cuda.wait_for_event = lambda event, stream: None  # type: ignore[method-assign]
 
 
+def ignores_words(cuda: CudaRuntime) -> None:
+    cuda.wait_for_word = lambda address, least, stream: None  # type: ignore[method-assign]
+
+
 def waits_on_the_host(cuda: CudaRuntime) -> None:
-    cuda.wait_for_event = lambda event, stream: cuda.synchronize_device(0)  # type: ignore[method-assign]
+    cuda.wait_for_word = lambda address, least, stream: cuda.synchronize_device(0)  # type: ignore[method-assign]
 
 
 def pins_nothing(cuda: CudaRuntime) -> None:
@@ -213,7 +217,7 @@ def load_defective(defect: Callable[[CudaRuntime], None]) -> Gpu:
 MANY_REQUESTS = "many requests"
 NAMED = "a stream that the model has named is waited for, once, and nothing else is"
 UNNAMED = "without a name the whole GPU is waited for"
-BY_EVENT = "with SHM_GPU_EVENTS the client's stream waits for the client's event, and no host does"
+BY_EVENT = "with SHM_GPU_EVENTS the client's stream waits for the model's GPU, and no host does"
 LENT = "a tensor inside another allocation is used where it is, and unmapped before the answer"
 
 
@@ -239,8 +243,8 @@ def test_a_check_finds_a_model_whose_gpu_is_not_as_it_must_be(
 @pytest.mark.parametrize(
     ("defect", "complaint"),
     [
-        (ignores_events, "the output was read too early in turn 0"),
-        (waits_on_the_host, "the client's host has waited for the event"),
+        (ignores_words, "the output was read too early in turn 0"),
+        (waits_on_the_host, "the client's host has waited for the model's GPU"),
     ],
 )
 def test_a_check_finds_a_client_whose_gpu_is_not_as_it_must_be(

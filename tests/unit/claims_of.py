@@ -42,7 +42,7 @@ def claim_of_allocation(allocation: CudaAllocation, **changes: Any) -> CudaRegio
         "byte_size": allocation.byte_size,
         "device_uuid": allocation.device_uuid,
         "fence": 0,
-        "event": allocation.event_handle,
+        "waits": True,
     }
     return CudaRegionClaim(**{**fields, **changes})
 

@@ -27,6 +27,7 @@ from shm_backend_utils.memory.locks import (
     is_owner_alive,
     is_slot_in_use,
     use,
+    work,
 )
 from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
@@ -310,6 +311,14 @@ def test_leases_and_loans_of_another_process_go_with_it(
     assert not is_owner_alive(fd)
     assert lease.take()
     assert lent.take_back()
+
+
+def test_a_slot_with_a_gpu_at_work_is_in_use_and_may_be_taken_back(fd: int, other: int) -> None:
+    client, at_work = SlotLease(fd, SLOT), work(other, SLOT)
+    assert is_slot_in_use(fd, SLOT)
+    assert client.take_back()
+    at_work.give_back()
+    assert not is_slot_in_use(fd, SLOT)
 
 
 def test_a_client_takes_nothing_back_while_its_memory_is_borrowed(fd: int, other: int, third: int) -> None:

@@ -300,10 +300,9 @@ def test_a_model_that_begins_just_before_the_slot_is_fenced_has_begun(monkeypatc
 def test_a_slot_of_a_destroyed_region_is_closed_and_never_in_anybodys_way() -> None:
     region = region_of()
     slot = region.slots[0]
-    assert (slot.begin(b""), slot.was_left, slot.is_completed, region.has_users) == (1, False, False, False)
+    assert (slot.begin(b""), slot.was_left, slot.is_completed, slot.is_at_rest) == (1, False, False, True)
     region.destroy()
-    assert region.has_users, "nobody knows any more"
-    for use in (lambda: slot.record, lambda: slot.begin(b"")):
+    for use in (lambda: slot.record, lambda: slot.begin(b""), lambda: slot.is_at_rest):
         with pytest.raises(ClosedError, match="this client"):
             use()
     assert (bytes(slot.results), slot.was_left, slot.is_completed, slot.reclaim()) == (b"", False, False, False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import PeerError, TableError
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.claims import (
     MAX_REGIONS,
@@ -28,8 +30,8 @@ UUID = "fedcba9876543210" * 2
 HANDLE = bytes(range(64))
 LENT = LentRegionClaim(KEY, 12288, TOKEN, 2)
 CUDA = CudaRegionClaim(HANDLE, 4096, UUID, 0)
-WITH_EVENT = CudaRegionClaim(bytes(64), 4096, UUID, 0, HANDLE)
-FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, b"", True)
+WAITING = CudaRegionClaim(bytes(64), 4096, UUID, 0, True)
+FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, False, True)
 UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
@@ -69,11 +71,16 @@ def refusal(data: bytes, count: int = 1) -> TableError:
 def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(LENT) == claim(1, KEY.encode(), slot=2, size=12288)
     assert encode_claim(CUDA) == claim(2, HANDLE, fence=0, size=4096).replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
-    event = claim(2, bytes(64) + HANDLE, fence=0, size=4096)
-    assert encode_claim(WITH_EVENT) == event.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
+    waiting = claim(2, bytes(64), slot=1, fence=0, size=4096)
+    assert encode_claim(WAITING) == waiting.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     lent = claim(2, FOR_ONE_REQUEST.handle, flags=1, fence=0, size=4096)
     assert encode_claim(FOR_ONE_REQUEST) == lent.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
+
+
+def test_an_events_handle_of_an_older_client_is_read_and_ignored() -> None:
+    older = claim(2, HANDLE + bytes(64), fence=0, size=4096)
+    assert decoded_claims(older) == (replace(CUDA, device_uuid=TOKEN),)
 
 
 def test_there_may_be_64_regions_and_no_more() -> None:
@@ -111,7 +118,7 @@ def test_a_region_that_there_cannot_be_is_refused(data: bytes, field: str) -> No
         (encode_claim(UNFENCED) + claim(2, HANDLE, fence=1), 2, "regions[2].fence"),
         (encoded(UNFENCED, LENT, LENT), 3, "regions[3]"),
         (encoded(LENT, LentRegionClaim(KEY, 4096, "0" * 32, 0)), 2, "regions[2]"),
-        (encoded(CUDA, CudaRegionClaim(HANDLE, 4096, UUID, 0, bytes(64))), 2, "regions[2]"),
+        (encoded(CUDA, CudaRegionClaim(HANDLE, 4096, UUID, 0, True)), 2, "regions[2]"),
         (encoded(NAMED, NAMED), 2, "regions[2]"),
     ],
 )
@@ -165,6 +172,25 @@ def broken(data: bytes) -> str:
         decoded(data)
     assert len(str(e.value)) < 300
     return str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_valid"),
+    [
+        ({"completed": 6}, True),  # a GPU still works
+        ({}, True),
+        ({"started": 6, "completed": 6}, False),
+        ({"completed": 6, "events": ()}, False),
+    ],
+)
+def test_results_with_events_need_only_be_started(changes: dict[str, Any], is_valid: bool) -> None:
+    spec = ModelSpec.from_config({"name": "m", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [2, 3]}]})
+    data = record(output(), **{"events": (1,), **changes})
+    if is_valid:
+        assert results.decode(data, [REGION] * 2, 0, spec, 7).events == (1,)
+    else:
+        with pytest.raises(PeerError, match="answered without having used the shared memory"):
+            results.decode(data, [REGION] * 2, 0, spec, 7)
 
 
 def test_results_are_read_in_full() -> None:

@@ -83,6 +83,8 @@ class DirectCall(InRegion, Call):
             raise LostMemoryError
         if slot.state != FREE:
             yield from self._take_back(deadline)
+        elif gpus is not None:
+            yield from gpus.models_are_done(deadline)  # a GPU may work on after the last answer
         slot.kept = buffers
         generation = slot.begin(encode(layout.table))
         try:
@@ -133,15 +135,14 @@ class DirectCall(InRegion, Call):
                 if name not in names:
                     raise missing_output(spec.name, name)
             result = result_of(outputs, memory, buffers, response, avoided)
-        if gpus is None or not gpus.are_lent_in_use:
+        if slot.state != FREE and (gpus is None or not gpus.are_lent_in_use):
             slot.state, slot.kept = AFTER["answer"][slot.state], ()
         return result
 
     def _note_failure(self, error: BaseException, gpus: CallOnGpus | None) -> None:
         """Note the slot's state after a failed request; raise MemoryRefusedError if the model could not open it."""
         slot = self.slot
-        # Not with GPUs: a model may complete a slot while its GPU still works, and the GPU's events were not checked.
-        if gpus is None and slot.is_completed and slot.state == SENT:
+        if slot.state == SENT and slot.is_completed and (gpus is None or not gpus.are_lent_in_use):
             slot.become_free("answer")
         if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
             self.region.spoil("refusal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,14 +20,16 @@ from ...gpu.arrays.copies import copy, new_array
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.libraries import as_library
 from ...gpu.errors import CudaError
-from ...gpu.memory.allocations import CudaAllocation
 from ...gpu.memory.by_descriptor import Allocation
+from ...gpu.memory.pinned import PinnedRecords
 from ...gpu.ordering import Mark
 from ...gpu.runtime import DEFAULT_STREAMS, CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
-from ...memory.pool.slot import Memory, SlotRegion
-from ...protocol.claims import CudaRegionClaim, RegionClaim
+from ...memory.descriptors import Descriptor
+from ...memory.pool.slot import Memory, SlotRegion, is_left
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
+from ...protocol.layout import COMPLETED, LOST
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
 from ..errors import out_of_time
@@ -53,12 +56,12 @@ _COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
 
 
 class LostMemoryError(PeerError):
-    """A model died while its GPU was at work in a region's memory; the memory's state is unknown from then on."""
+    """A model, or its GPU, died at work in a region's memory; the memory's state is unknown from then on."""
 
     def __init__(self) -> None:
         super().__init__(
-            "a model's process ended while its GPU was at work in this call's memory, which is not used again; call "
-            "again, or prepare another call if this was a prepared one"
+            "a model's process ended, or its GPU failed, before the work in this call's memory was done; that memory "
+            "is not used again; call again, or prepare another call if this was a prepared one"
         )
 
 
@@ -143,23 +146,40 @@ def _are_at_work(marks: list[Mark]) -> bool:
         return True  # a CUDA error hides the GPU's state, so assume that they still are
 
 
-def models_are_done(region: SlotRegion, allocations: Sequence[Allocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done their work in a region's memory; LostMemoryError if a model died first."""
-    left = [each for each in allocations if isinstance(each, CudaAllocation)]  # no other memory has events
+def models_are_done(region: SlotRegion, deadline: float) -> Steps[None]:
+    """Wait until models and their GPUs have finished with a region's memory; LostMemoryError if a model died first."""
+    slot = region.slots[0]
 
-    def have_all() -> bool:
-        had_users = region.has_users  # read before the events: a model releases memory only after its GPU is done
-        while left:
-            with left[-1].runtime.on(left[-1].device):
-                if not left[-1].runtime.is_event_done(left[-1].event):
-                    break
-            left.pop()
-        if region.slots[0].was_left or (left and not had_users):
+    def are_done() -> bool:
+        if slot.is_at_rest:
+            return True
+        if slot.was_left:
             region.spoil("lost")
             raise LostMemoryError
-        return not left
+        return False
 
-    yield from _until(have_all, deadline, "a model's GPU was still at work in its memory")
+    yield from _until(are_done, deadline, "a model's GPU was still at work in its memory")
+
+
+class _Awaited:
+    """A request that streams wait for. If its model dies, the client itself writes ``completed``, so they go on."""
+
+    def __init__(self, region: SlotRegion, records: PinnedRecords) -> None:
+        slot = region.slots[0]
+        self._region, self._record, self._generation = region, slot.record, slot.sent
+        self._descriptor = Descriptor(os.dup, region.fd)  # the region may be destroyed meanwhile
+        self._offset = slot.record_offset
+        self._records = records  # registered as long as streams wait
+
+    def goes_on(self) -> bool:
+        """Return whether streams still wait; let them go on if the model is dead."""
+        if self._record.completed >= self._generation:
+            return False
+        if not is_left(self._descriptor.fileno(), self._offset, self._record):
+            return True
+        self._region.spoil("lost")
+        self._record.model_words[COMPLETED] = LOST
+        return False
 
 
 class GpuBuffer:
@@ -215,9 +235,10 @@ class CallOnGpus(OnGpus):
         self._is_prepared = is_prepared
         self._allocations: Sequence[Allocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
+        self._devices = {*layout.devices, *[each.facts.device for each in self._lent.values()]}
         self.is_lost = False  # True once a model has ended while its GPU worked in this memory
         self._has_waited_for_others = False
-        claims: list[RegionClaim] = [each.claim for each in self._allocations]
+        claims: list[CudaRegionClaim | CudaDescriptorClaim] = [each.claim for each in self._allocations]
         buffers = [
             GpuBuffer(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
             for each in self._allocations
@@ -234,11 +255,12 @@ class CallOnGpus(OnGpus):
                 )
             if base not in numbers:
                 uuid = runtime.device_uuid(device)
-                claims.append(CudaRegionClaim(source.handle, byte_size, uuid, 0, b"", not is_prepared))
+                claims.append(CudaRegionClaim(source.handle, byte_size, uuid, 0, is_prepared, not is_prepared))
                 buffers.append(GpuBuffer(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]
             inputs[name] = InputSpan(span.dtype, span.shape, numbers[base], source.array.address - base, span.byte_size)
+        self._claims = claims
         self.table = Table(inputs, layout.table.outputs, tuple(claims), layout.table.ring)
         self.buffers: Sequence[GpuBuffer] = buffers
         if self._lent:
@@ -252,9 +274,7 @@ class CallOnGpus(OnGpus):
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
-            devices = {each.device for each in self._allocations}
-            lent = {each.facts.device for each in self._lent.values()}
-            yield from _followed(work, self.named, devices | lent, deadline)
+            yield from _followed(work, self.named, self._devices, deadline)
             # None in this set means an unknown stream: an event, for example, does not show which stream reads later.
             streams = {
                 each if isinstance(each, NamedStream) and not each.is_the_threads else None
@@ -263,7 +283,7 @@ class CallOnGpus(OnGpus):
             # Earlier requests' streams may still read results here.
             others = {each for each in self._region.worked_on if each is None or each not in streams}
             if self.named and not self._has_waited_for_others and others:
-                yield from _followed_others(work, others, devices, deadline)
+                yield from _followed_others(work, others, {each.device for each in self._allocations}, deadline)
             self._region.worked_on |= streams  # the last line replaces the set, when all this work is done
             if any(source.is_strided for source in sources.values()):
                 yield from _worked_off(work, deadline)  # a waiting stream has no room for so many single copies
@@ -301,31 +321,50 @@ class CallOnGpus(OnGpus):
     def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
-    def models_are_done(self, deadline: float, where: Sequence[Allocation] | None = None) -> Steps[None]:
-        """Wait until no model's GPU works in the call's memory, or in ``where``; LostMemoryError if a model died."""
+    def models_are_done(self, deadline: float) -> Steps[None]:
+        """Wait until no model's GPU works in the call's memory; LostMemoryError if a model died."""
         try:
-            yield from models_are_done(self._region, self._allocations if where is None else where, deadline)
+            yield from models_are_done(self._region, deadline)
         except LostMemoryError:
             self.is_lost = True
             raise
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
-        """Make the user's streams wait for the GPU events that an answer names; without such streams, wait here."""
-        having = {number: each for number, each in enumerate(self._allocations, 1) if isinstance(each, CudaAllocation)}
-        if not having.keys() >= set(events):
+        """Make the user's streams wait for a GPU that works on after the answer; if they cannot, wait here."""
+        slot = self._region.slots[0]
+        if not all(self._claims[number - 1].waits for number in events):
             raise broken_results("an event of memory that has none")
-        if not all(place.region for place in outputs):  # a stream waits for the event, but the host would not
+        if not all(place.region for place in outputs):  # a stream waits for the GPU, but the host would not
             raise broken_results("an event, though an output is on the host")
-        waiting = [having[number] for number in events]
+        slot.become_free("answer")
+        if not slot.is_completed and not self._let_streams_wait():
+            yield from self.models_are_done(deadline)
+
+    def _let_streams_wait(self) -> bool:
+        """Make the user's streams wait until the model's GPU has written ``completed``; return False if one cannot."""
         streams = [each for each in self.named if isinstance(each, NamedStream)]
         if not streams or any(each.is_the_threads for each in streams):  # a submitted call ends in another thread
-            yield from self.models_are_done(deadline, waiting)
-            return
-        runtime = self._gpus.runtime
-        for each in waiting:
-            for stream in streams:
-                with runtime.on(stream.device_on(runtime, each.device)):
-                    runtime.wait_for_event(each.event, stream.handle)
+            return False
+        runtime, slot = self._gpus.runtime, self._region.slots[0]
+        records = PinnedRecords.of(runtime, self._region.managed)
+        places = {(each.device_on(runtime, meant), each.handle) for meant in self._devices for each in streams}
+        try:
+            waits = [(device, stream, records.completed(slot.index, device)) for device, stream in places]
+            for device, stream, address in waits:
+                with runtime.on(device):
+                    if address is None or runtime.is_capturing(stream):  # a graph would wait at each launch
+                        return False
+            awaited = _Awaited(self._region, records)
+            self._gpus.bank.keep_while(awaited.goes_on, awaited)
+            for device, stream, address in waits:
+                with runtime.on(device):
+                    assert address is not None
+                    runtime.wait_for_word(address, slot.sent, stream)
+        except CudaError as error:
+            if error.is_final:
+                raise
+            return False
+        return True
 
     @property
     def are_lent_in_use(self) -> bool:

@@ -144,7 +144,7 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
             if not region.device_memory.keys() >= set(layout.devices):
                 provide = functools.partial(gpus.bank.provide, region, layout.devices, sizes)
                 yield from _provide(pool, settings, provide, memory)
-            yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
+            yield from models_are_done(region, settings.deadline)
         except BaseException as error:
             region.spoil("lost")
             del memory  # the error's traceback must not keep the slot in use

@@ -43,6 +43,12 @@ class CudaAccess:
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
 
+    def collect_soon(self) -> None:
+        """Let a new thread free and unmap memory that is due. Not for finalizers."""
+        mappings = self._mappings
+        if mappings is not None:
+            mappings.runtime.retired.collect_soon()
+
     def collect_now(self) -> None:
         """Free and unmap memory that is due, or wait until another thread has done so."""
         mappings = self._mappings

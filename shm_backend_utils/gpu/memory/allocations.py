@@ -12,39 +12,6 @@ from ..runtime import CudaRuntime, whole_blocks
 __all__ = ["CudaAllocation", "DeviceMemory"]
 
 
-class CudaAllocation:
-    """GPU memory for other processes to map, with an event for their work; freed when nothing here keeps it."""
-
-    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        owned = _Owned(runtime, byte_size, device)
-        self.runtime = runtime
-        self.device = device
-        self.byte_size = whole_blocks(byte_size)
-        self.address = owned.address
-        self.event = owned.event  # other processes record it; this process waits for it
-        self._owned: _Owned | None = owned
-        self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
-        with runtime.on(device):
-            self.event_handle = runtime.export_event(owned.event)  # 64 bytes, CUDA's CUipcEventHandle
-        self.device_uuid = runtime.device_uuid(device)
-
-    @property
-    def claim(self) -> CudaRegionClaim:
-        """The claim of this memory, for a request in a slot that fences it."""
-        return CudaRegionClaim(self.handle, self.byte_size, self.device_uuid, 0, self.event_handle)
-
-    @property
-    def keeper(self) -> object:
-        """The object that arrays hold to keep the memory; ClosedError if the memory was freed."""
-        if self._owned is None:
-            raise ClosedError("this device memory")
-        return self._owned
-
-    def free(self) -> None:
-        """Release the memory. Twice is fine."""
-        self._owned = None
-
-
 class DeviceMemory:
     """Memory from ``cuMemAlloc``, freed after the last reference is gone; the driver then waits for the device."""
 
@@ -67,21 +34,31 @@ class DeviceMemory:
                 self._runtime.retired.add(functools.partial(self._runtime.free, address, self._device))
 
 
-class _Owned(DeviceMemory):
-    """Memory with an event, which is destroyed before the memory is freed."""
+class CudaAllocation:
+    """GPU memory for other processes to map; freed when nothing here keeps it."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        self._events: list[int] = []
-        super().__init__(runtime, byte_size, device)
-        self._events.append(runtime.create_shared_event(device))
+        owned = DeviceMemory(runtime, byte_size, device)
+        self.runtime = runtime
+        self.device = device
+        self.byte_size = whole_blocks(byte_size)
+        self.address = owned.address
+        self._owned: DeviceMemory | None = owned
+        self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
+        self.device_uuid = runtime.device_uuid(device)
 
     @property
-    def event(self) -> int:
-        return self._events[0]
+    def claim(self) -> CudaRegionClaim:
+        """The claim of this memory, for a request in a slot that fences it."""
+        return CudaRegionClaim(self.handle, self.byte_size, self.device_uuid, 0, waits=True)
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():
-            for event in self._events:
-                destroy = functools.partial(self._runtime.destroy_event, event, self._device)
-                self._runtime.retired.add(destroy)
-        super().__del__()
+    @property
+    def keeper(self) -> object:
+        """The object that arrays hold to keep the memory; ClosedError if the memory was freed."""
+        if self._owned is None:
+            raise ClosedError("this device memory")
+        return self._owned
+
+    def free(self) -> None:
+        """Release the memory. Twice is fine."""
+        self._owned = None

@@ -86,9 +86,13 @@ class DeviceBank:
         self._free_later()
 
     def collect(self) -> bool:
-        """Free unused memory, after waiting for the GPUs. Return whether some is left to be freed."""
+        """Let a thread, which waits for GPUs, free unused memory. Return whether some is left to be freed.
+
+        The caller must not wait: a stream may wait for a dead model until :meth:`keep_while` lets it go on.
+        """
         self._retire()
-        return self.cuda.collect() or bool(self._given_up)
+        self.cuda.collect_soon()
+        return self.cuda.has_retired or bool(self._given_up)
 
     def close(self) -> None:
         """Let a thread free all memory when models release it; the end of this process frees it, too."""

@@ -18,6 +18,7 @@ from ...memory.locks import SharedLease
 from ...protocol.claims import CudaDescriptorClaim
 from ...protocol.layout import TOKEN_LENGTH
 from ..errors import CudaError
+from ..ordering import do_after_all_work
 from ..runtime import CudaRuntime, whole_blocks
 from .allocations import CudaAllocation
 from .mappings import CudaMapping
@@ -47,23 +48,13 @@ class _Kept:
     def __del__(self) -> None:
         if self._process == os.getpid():
             for address in self._addresses:
-                _unmap_later(self._runtime, address, self.byte_size, self.device, self._lease)
+                unmap = functools.partial(_unmap, self._runtime, address, self.byte_size, self.device, self._lease)
+                do_after_all_work(self._runtime, (self.device,), unmap)
         elif self._lease is not None:
             self._lease.give_back()  # a forked child owns only its copy of the lease's descriptor
 
 
-def _unmap_later(runtime: CudaRuntime, address: int, byte_size: int, device: int, lease: SharedLease | None) -> None:
-    runtime.retired.add(functools.partial(_unmap, runtime, address, byte_size, device, lease))
-
-
 def _unmap(runtime: CudaRuntime, address: int, byte_size: int, device: int, lease: SharedLease | None) -> None:
-    """Unmap memory after all work of the device; if there is no memory to wait by, try again in the next round."""
-    try:
-        runtime.wait_beside_captures(device)
-    except CudaError as error:
-        if not error.is_final:
-            _unmap_later(runtime, address, byte_size, device, lease)
-        return
     runtime.unmap(address, byte_size, device)
     if lease is not None:
         lease.give_back()  # last, and only if CUDA has unmapped the memory
@@ -122,7 +113,7 @@ class _Owned(_Kept):
         token = secrets.token_bytes(TOKEN_LENGTH)
         key = REGISTRY.offer(self._number, token, access, self._descriptor.duplicate)
         uuid = self._runtime.device_uuid(self.device)
-        return CudaDescriptorClaim(str(key), self.byte_size, token.hex(), uuid, 0)
+        return CudaDescriptorClaim(str(key), self.byte_size, token.hex(), uuid, 0, waits=True)
 
     def withdraw(self) -> None:
         REGISTRY.withdraw(self._number)
@@ -139,7 +130,6 @@ Allocation = CudaAllocation | DescriptorAllocation
 class _Imported(_Kept):
     """Another owner's memory: the use of a :class:`.CudaMapping`, which arrays keep."""
 
-    event = 0
     is_idle = False  # the device is waited for all the same
 
     def __init__(

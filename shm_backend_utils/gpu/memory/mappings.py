@@ -51,7 +51,6 @@ class _Opened:
 class Use(Protocol):
     """One use of a mapped allocation. Arrays keep it, and after the last use, the allocation is unmapped."""
 
-    event: int  # the owner's event, which this process records; 0 without one
     is_idle: bool  # whether no GPU uses the memory any more
 
     def end(self) -> None:
@@ -80,7 +79,6 @@ class CudaMapping:
         self.device = device
         self.identity = identity  # equal for mappings of one allocation only; never equal to a file's identity
         self.handle = handle  # by CUDA IPC; None if the memory has none
-        self.event = use.event
         self._use: Use | None = use
 
     @property
@@ -129,7 +127,6 @@ class _Use:
         self._mappings = mappings
         self._opened: _Opened | None = opened
         self._lease = lease
-        self.event = 0
         self._process = os.getpid()
         self.is_idle = False
 
@@ -138,7 +135,7 @@ class _Use:
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
-                _end(self._mappings, opened, self.event, self._lease, is_idle=True)
+                _end(self._mappings, opened, self._lease, is_idle=True)
 
     def __del__(self) -> None:
         if self._process != os.getpid():  # a forked child owns only its copy of the lease's descriptor
@@ -147,18 +144,14 @@ class _Use:
             return
         retired, opened = self._mappings.runtime.retired, self._opened
         if opened is not None:
-            retired.add(functools.partial(_end, self._mappings, opened, self.event, self._lease, is_idle=self.is_idle))
+            retired.add(functools.partial(_end, self._mappings, opened, self._lease, is_idle=self.is_idle))
 
 
-def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease | None, *, is_idle: bool) -> None:
-    try:
-        if event:
-            mappings.runtime.destroy_event(event, opened.device)
-    finally:
-        is_unmapped = mappings.end_use(opened)
+def _end(mappings: CudaMappings, opened: _Opened, lease: SharedLease | None, *, is_idle: bool) -> None:
+    is_unmapped = mappings.end_use(opened)
     if not is_unmapped and not is_idle:  # nothing was unmapped, so CUDA has not waited for the device
         mappings.runtime.wait_beside_captures(opened.device)
-    # Last, and only if the steps above succeeded: afterwards the owner may free the memory and the event.
+    # Last, and only if the steps above succeeded: afterwards the owner may free the memory.
     if lease is not None:
         lease.give_back()
 
@@ -178,13 +171,10 @@ class CudaMappings:
         device: int,
         field: str,
         lease: SharedLease | None = None,
-        event: bytes = b"",
     ) -> CudaMapping:
         """Map another process' allocation. The end of this use gives the lease back."""
         try:
             _check_length(handle, field)
-            if event:
-                _check_length(event, f"{field}.event")
             with _refused(field):
                 opened = self._begin_use(handle, device, field)
             use = _Use(self, opened, lease)
@@ -193,9 +183,6 @@ class CudaMappings:
                 lease.give_back()
             raise
         try:
-            if event:
-                with _refused(f"{field}.event"):
-                    use.event = self.runtime.open_event(event, device)
             identity = _NO_FILE_SYSTEM, int.from_bytes(handle, "big")
             mapping = CudaMapping(self.runtime, opened.address, opened.byte_size, device, identity, use, handle)
             mapping.check(byte_size, field)

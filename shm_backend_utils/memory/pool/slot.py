@@ -1,7 +1,8 @@
 """Slots on the side of their owner: the records of requests, the slots' states, and the regions that hold them.
 
 ========  =============================================================================================================
-free      No process writes to the slot. A request may go out, or the pool may hand the slot out again.
+free      No process writes to the slot. A request may go out, or the pool may hand the slot out again. Only a GPU may
+          still work there, as :attr:`Slot.is_at_rest` shows: calls with memory on GPUs wait for that first.
 sent      A request went out, and its answer has not come: a model executes the request, or may begin to. The client
           must reclaim the slot before any other use.
 spoiled   No call uses the slot's region again. The pool destroys the region when it is given back.
@@ -30,7 +31,20 @@ from .. import locks
 from ..descriptors import Access, Descriptor
 from ..managed import ManagedRegion, RegionKind
 
-__all__ = ["AFTER", "FREE", "SENT", "SPOILED", "Event", "Memory", "Slot", "SlotRegion", "State", "Whole", "make_parts"]
+__all__ = [
+    "AFTER",
+    "FREE",
+    "SENT",
+    "SPOILED",
+    "Event",
+    "Memory",
+    "Slot",
+    "SlotRegion",
+    "State",
+    "Whole",
+    "is_left",
+    "make_parts",
+]
 
 Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this array and all views of it are gone
 
@@ -43,7 +57,8 @@ SPOILED: Final = "spoiled"
 
 AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
     "request": {FREE: SENT, SPOILED: SPOILED},
-    # The model has completed the request. After an error of the server, the client must reclaim the slot instead.
+    # The model has completed the request, or leaves that to its GPU. After an error of the server, the client must
+    # reclaim the slot instead.
     "answer": {SENT: FREE, SPOILED: SPOILED},
     # No model held the lease, and the client raised the generation: models refuse a late request.
     "reclaim": {SENT: FREE, SPOILED: SPOILED},
@@ -125,9 +140,14 @@ class Slot:
         return self._record is not None and self._record.completed == self.generation
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether models, and their GPUs, have finished all that they started; ClosedError if the region is gone."""
+        return self.record.is_at_rest
+
+    @property
     def was_left(self) -> bool:
-        """Whether a model started a request here and did not finish it. After a reclaim, that model must be dead."""
-        return self._record is not None and self._record.started != self._record.completed
+        """Whether a model died before it, or its GPU, had finished a request; False once the region is destroyed."""
+        return self._record is not None and is_left(self._region.segment.fileno(), self.record_offset, self._record)
 
     def fence(self) -> bool:
         """Fence the slot: make earlier requests stale; return False if a model still uses it, or the region is gone."""
@@ -182,6 +202,12 @@ class Slot:
         self._record = None
         self.results = memoryview(b"")
         self.kept = ()
+
+
+def is_left(fd: int, offset: int, record: SlotRecord) -> bool:
+    """Return whether a request was started in a slot, and no living model will finish it."""
+    is_in_use = locks.is_slot_in_use(fd, offset)  # read first: models write `completed` before they unlock
+    return not is_in_use and not record.is_at_rest
 
 
 class Whole:
@@ -306,9 +332,9 @@ class SlotRegion:
         return self._region.segment.fileno()
 
     @property
-    def has_users(self) -> bool:
-        """Whether a model maps GPU memory that a slot here fences; also True once the region is destroyed."""
-        return self._region.segment.is_closed or locks.has_users(self.fd)
+    def managed(self) -> ManagedRegion:
+        """The region itself, of which this object may be a part."""
+        return self._region
 
     def prefault(self, deadline: float = math.inf) -> None:
         """Enter the region's memory into this process' page tables, as far as the deadline allows."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, DType
-from ...errors import ModelError, ShmError, TableError, TensorError
+from ...errors import ModelError, NoSharedMemoryError, ShmError, TableError, TensorError
 from ...gpu.arrays.device_view import DeviceView
 from ...protocol import results
 from ...protocol.layout import COMPLETED, RESULTS
@@ -224,8 +224,8 @@ class AnsweredRequest(ReceivedRequest):
         else:
             self.response = context.backend.response(tensors)
 
-    def end(self, events: Sequence[int] = ()) -> None:
-        """Write the results; the client uses the memory only after the CUDA events of the regions in ``events``."""
+    def end(self) -> None:
+        """Write the results; the memory is the client's again."""
         self._is_open = False
         further = self._further
         if further is not None:
@@ -236,8 +236,6 @@ class AnsweredRequest(ReceivedRequest):
             self._slot = None
             try:
                 record, encoded = slot.record, self._results
-                if events:
-                    encoded = results.with_events(encoded, events)
                 record.results[RESULTS : RESULTS + len(encoded)] = encoded
                 record.model_words[COMPLETED] = self._generation  # last: it tells the client that the rest is written
             finally:
@@ -246,6 +244,33 @@ class AnsweredRequest(ReceivedRequest):
             further.release()
             self._further = None
         self._memories = ()
+
+    def end_early(self) -> bool:
+        """Write the results, and let a GPU write ``completed``, behind the call's work; return False if none can."""
+        regions, slot, uses = self.awaited_regions, self._slot, self.devices
+        if not regions or slot is None or uses is None or slot.region.managed is None:
+            return False
+        encoded = results.with_events(self._results, regions)
+        slot.record.results[RESULTS : RESULTS + len(encoded)] = encoded
+        try:
+            lease = slot.work()  # before the slot's own lease ends: the client must see that this process lives
+        except NoSharedMemoryError:
+            return False
+
+        def rest(kept: object = slot) -> None:  # the slot keeps the region mapped, for the GPU
+            lease.give_back()
+
+        try:
+            is_left = uses.leave_to_gpu(slot.region.managed, slot.number, self._generation, rest)
+        except BaseException:
+            lease.give_back()
+            raise
+        if is_left:
+            self.outputs = {}
+            self._release()
+        else:
+            lease.give_back()
+        return is_left
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error response; the memory is the client's again."""

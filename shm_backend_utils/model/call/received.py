@@ -17,7 +17,7 @@ from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, 
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
 from ...model_spec import BATCH_CARRIER
-from ...protocol.claims import CudaRegionClaim
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from ...protocol.layout import STARTED
 from ...protocol.parameters import (
     DESCRIPTOR_PARAMETER,
@@ -35,7 +35,7 @@ from ...tensors.view import DIRECT, StringsView, TensorView
 from ..context import Context, answer_probe
 from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
-from ..mapping.memory import DeviceMemory, HostMemory, InputView, Memory
+from ..mapping.memory import HostMemory, InputView, Memory
 from ..mapping.resolver import FurtherRegions
 from ..triton import DeliveredView, view_of
 from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
@@ -218,22 +218,24 @@ class ReceivedRequest:
         return None if span is None else (self._memories[span.region], span)
 
     @property
-    def event_regions(self) -> dict[int, tuple[int, int]]:
-        """The event and GPU of each further region, if events can show the client the end of all work; else empty."""
-        uses, table, found = self.devices, self.table, dict[int, tuple[int, int]]()
-        if self._slot is None or table is None or self._further is None or self._further.passing:
+    def awaited_regions(self) -> list[int]:
+        """The numbers of the further regions where GPUs may work on after the answer; empty if they may not."""
+        uses, table, found = self.devices, self.table, list[int]()
+        if self._slot is None or table is None or self._further is None:
+            return found
+        if self._further.passing or self._further.borrowed:
             return found
         if not uses or not uses.are_named or uses.reads_host:
             return found
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
-            return found  # an output on the host has no event
-        for number, (claim, memory) in enumerate(zip(table.regions, self._memories[1:], strict=True), 1):
-            if isinstance(memory, DeviceMemory):
-                if not isinstance(claim, CudaRegionClaim) or not claim.event or not memory.mapping.event:
-                    return {}
-                found[number] = memory.mapping.event, memory.device
-        has_room = len(with_events(self._results, list(found))) <= self._slot.record.results_room
-        return found if has_room else {}
+            return found  # the client does not wait for an output on the host
+        for number, claim in enumerate(table.regions, 1):
+            if isinstance(claim, CudaRegionClaim | CudaDescriptorClaim):
+                if not claim.waits or claim.fence:
+                    return []
+                found.append(number)
+        has_room = len(with_events(self._results, found)) <= self._slot.record.results_room
+        return found if has_room else []
 
     def _find_slot(self, address: Any) -> Slot | None:
         """Return the slot of an address that is new to this session; None without an address or for another model."""

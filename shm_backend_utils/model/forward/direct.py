@@ -80,9 +80,9 @@ class Lending:
         claim = lent.claim
         if isinstance(claim, CudaRegionClaim):
             fence = None if claim.fence is None else self._lend_own(claim.fence)
-            claim = replace(claim, fence=fence, event=b"")  # no event: only clients wait for events, not this model
+            claim = replace(claim, fence=fence, waits=False)  # this model does not wait for the other's GPU
         elif isinstance(claim, CudaDescriptorClaim):
-            claim = replace(claim, fence=self._lend_own(claim.fence))
+            claim = replace(claim, fence=self._lend_own(claim.fence), waits=False)
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:
@@ -178,6 +178,8 @@ class DirectForwarding(Forwarding):
         if not data:
             raise ClosedError("this model's session")
         found = results.decode(data, sizes, 0, self._spec, self._slot.generation)
+        if found.events:
+            raise broken_results("an event, though this model does not wait for GPUs")
         outputs = {place.name: self._output(place, tensors) for place in found.outputs}
         for name in set(self._asked.names) - outputs.keys():
             raise missing_output(self.model, name)

@@ -24,7 +24,8 @@ from ...errors import (
     TableError,
 )
 from ...gpu.memory.mappings import CudaMapping
-from ...memory.locks import FREE, OWNERS
+from ...memory import locks
+from ...memory.locks import FREE, OWNERS, SharedLease
 from ...memory.managed import ManagedRegion
 from ...memory.segment import MappedSegment, SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
@@ -120,6 +121,7 @@ class Slot:
         "_data_begin",
         "_fd",
         "_is_sealed",
+        "_record_offset",
         "lease",
         "memories",
         "memory",
@@ -139,6 +141,7 @@ class Slot:
         self.record: SlotRecord = managed.record(number)
         self.lease = managed.lease(number)  # this process holds the lease from claim() until the request ends
         self._fd = managed.segment.fileno()
+        self._record_offset = managed.record_offset(number)
         self._is_sealed = isinstance(managed.segment, SealedSegment)  # it has no name: a lease shows a living owner
         self._byte_size = managed.header.byte_size
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
@@ -188,6 +191,10 @@ class Slot:
             raise stale()
         if is_probe(data):
             raise ProbeFound(decode_probe(data, self._data_begin, self._byte_size))
+
+    def work(self) -> SharedLease:
+        """Return a lease that shows the client a GPU of this process at work in the slot, after the answer."""
+        return locks.work(self._fd, self._record_offset)
 
     def lent_claim(self) -> LentRegionClaim:
         """Return a claim of this slot's region, to lend it to another model while this slot's request is executed."""

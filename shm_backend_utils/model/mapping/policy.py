@@ -74,7 +74,7 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
 def open_cuda(
     claim: CudaRegionClaim, fence: tuple[ManagedRegion, int] | None, config: Config, cuda: CudaAccess, field: str
 ) -> CudaMapping:
-    """Map the GPU memory of a claim and open its event; a lease on the fencing slot shows that the memory is in use."""
+    """Map the GPU memory of a claim; a lease on the fencing slot shows that the memory is in use."""
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
@@ -83,7 +83,7 @@ def open_cuda(
     if fence is not None:
         lease = borrow_slot(*fence) if claim.is_for_one_request else use(fence[0].segment.fileno())
         _check_sees(lease, fence[0], field)
-    return mappings.map(claim.handle, claim.byte_size, device, field, lease, claim.event)
+    return mappings.map(claim.handle, claim.byte_size, device, field, lease)
 
 
 def open_cuda_descriptor(

@@ -83,7 +83,7 @@ class LiveCounts(NamedTuple):
 
     allocations: int = 0  # memory of devices, managed memory, and what is left of virtual memory
     opened: int = 0  # how often handles of memory were opened and not closed, and mappings of imported memory
-    events: int = 0  # those that were made or opened, and not destroyed
+    events: int = 0  # those that were made, and not destroyed
     streams: int = 0
     pinned: int = 0  # ranges of host memory
 
@@ -139,7 +139,7 @@ class FakeDriver:
         return CudaRuntime(driver=self.bindings(process))
 
     def delay(self, seconds: float) -> None:
-        """Set the delay before each piece of work on a stream. Recording events and waiting for them have no delay."""
+        """Set the delay before each piece of work on a stream. Events and stream memory operations have none."""
         self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
 
     def max_pitch(self, byte_size: int = 0) -> None:

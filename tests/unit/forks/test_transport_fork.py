@@ -236,7 +236,7 @@ gpu = DRIVER.runtime()
 SHARED = """
 peer = DRIVER.runtime(CLIENT)
 allocation = CudaAllocation(gpu, 1, 1)
-mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None)
 streams = OwnStreams(peer)
 streams.give_back(streams.borrow(1), 1)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -23,7 +24,6 @@ from tests.unit.gpu.fakes import BLOCK, CLIENT, DRIVER, MODES, captured_elsewher
 
 LATE_S = 0.05
 BLOCKING, NON_BLOCKING = 0, 1
-SHARED = 6  # of an event, without timing
 PRELUDE = """
 import ctypes, os, sys
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -326,27 +326,110 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(cuda: Any,
         done(cuda.cuStreamDestroy(stream))
 
 
-def test_a_stream_or_an_event_that_is_destroyed_is_not_used(cuda: Any, other: Any) -> None:
+def test_a_stream_or_an_event_that_is_destroyed_is_not_used(cuda: Any) -> None:
     order: list[str] = []
-    stream, event = done(cuda.cuStreamCreate(NON_BLOCKING)), done(cuda.cuEventCreate(SHARED))
-    handle = done(cuda.cuIpcGetEventHandle(event))
-    opened = done(other.cuIpcOpenEventHandle(handle))
+    stream, event = done(cuda.cuStreamCreate(NON_BLOCKING)), done(cuda.cuEventCreate(2))
     DRIVER.launch(int(stream), lambda: order.append("done"))
     done(cuda.cuStreamDestroy(stream))
     done(cuda.cuEventDestroy(event))
     done(cuda.cuCtxSynchronize())
     assert (order, DRIVER.violations()) == (["done"], [])
     assert name_of(cuda.cuStreamQuery(stream)) == "INVALID_HANDLE"
-    assert violations() == ["a stream was used that is destroyed, or never was"]
-    for bindings, used in ((cuda, event), (other, opened)):
-        assert name_of(bindings.cuEventRecord(used, 0)) == "INVALID_HANDLE"
-        assert name_of(bindings.cuStreamWaitEvent(0, used, 0)) == "INVALID_HANDLE"
+    assert name_of(cuda.cuEventRecord(event, 0)) == "INVALID_HANDLE"
+    assert name_of(cuda.cuStreamWaitEvent(0, event, 0)) == "INVALID_HANDLE"
     assert violations() == [
+        "a stream was used that is destroyed, or never was",
         *["an event was used that is destroyed, or never was"] * 2,
-        *["an event was used that its exporter has destroyed"] * 2,
     ]
-    done(other.cuEventDestroy(opened))
-    assert name_of(other.cuIpcOpenEventHandle(handle)) == "INVALID_HANDLE"
+
+
+@pytest.fixture
+def words(cuda: Any) -> Iterator[npt.NDArray[np.uint64]]:
+    """A page of words, registered."""
+    page = np.frombuffer(mmap.mmap(-1, 4096), np.uint64)
+    done(cuda.cuMemHostRegister(page.ctypes.data, 4096, 0))
+    yield page
+    done(cuda.cuMemHostUnregister(page.ctypes.data))
+
+
+def test_a_stream_writes_a_word_and_another_waits_for_it_in_order(
+    cuda: Any, stream: Any, words: npt.NDArray[np.uint64]
+) -> None:
+    order: list[str] = []
+    writer, address, gate = done(cuda.cuStreamCreate(NON_BLOCKING)), words.ctypes.data, threading.Event()
+    done(cuda.cuStreamWaitValue64(stream, address, 7, 0))
+    DRIVER.launch(int(stream), lambda: order.append(f"read {words[0]}"))
+    DRIVER.launch(int(writer), lambda: order.append(str(gate.wait(10))))
+    done(cuda.cuStreamWriteValue64(writer, address, 9, 0))
+    time.sleep(LATE_S)
+    assert (order, words[0]) == ([], 0)
+    gate.set()
+    done(cuda.cuStreamSynchronize(stream))
+    assert order == ["True", "read 9"]
+    done(cuda.cuStreamWaitValue64(stream, address, 2**64 - 1, 0))  # a cyclic comparison: 9 comes after that
+    done(cuda.cuStreamSynchronize(stream))
+    done(cuda.cuStreamDestroy(writer))
+
+
+def test_a_killed_process_writes_no_word_and_a_hosts_store_is_enough(
+    cuda: Any, stream: Any, words: npt.NDArray[np.uint64], tmp_path: Path
+) -> None:
+    file = (tmp_path / "words").open("w+b")
+    file.truncate(4096)
+    shared = np.frombuffer(mmap.mmap(file.fileno(), 4096), np.uint64)
+    done(cuda.cuMemHostRegister(shared.ctypes.data, 4096, 0))
+    program = f"""
+    import mmap, time, numpy as np
+    words = np.frombuffer(mmap.mmap(os.open({file.name!r}, os.O_RDWR), 4096), np.uint64)
+    cuda.cuMemHostRegister(words.ctypes.data, 4096, 0)
+    stream = int(cuda.cuStreamCreate(1)[1])
+    cuda.cuStreamWriteValue64(stream, words.ctypes.data, 1, 0)
+    cuda.cuStreamSynchronize(stream)
+    driver.launch(stream, lambda: time.sleep(10))
+    cuda.cuStreamWriteValue64(stream, words.ctypes.data, 2, 0)
+    os.kill(os.getpid(), 9)
+    """
+    done(cuda.cuStreamWaitValue64(stream, shared.ctypes.data, 1, 0))
+    with pytest.raises(AssertionError):
+        told(program)
+    done(cuda.cuStreamSynchronize(stream))  # released by the other process
+    done(cuda.cuStreamWaitValue64(stream, shared.ctypes.data, 2, 0))
+    assert name_of(cuda.cuStreamQuery(stream)) == "NOT_READY"
+    shared[0] = 2
+    done(cuda.cuStreamSynchronize(stream))
+    done(cuda.cuMemHostUnregister(shared.ctypes.data))
+    file.close()
+
+
+@pytest.mark.parametrize("name", ["cuStreamWriteValue64", "cuStreamWaitValue64"])
+def test_words_lie_in_registered_memory_or_on_a_device(
+    cuda: Any, stream: Any, words: npt.NDArray[np.uint64], name: str
+) -> None:
+    call, pageable, device = getattr(cuda, name), np.zeros(512, np.uint64), done(cuda.cuMemAlloc(8))
+    for address in (pageable.ctypes.data, words.ctypes.data + 4, words.ctypes.data + 4096):
+        assert name_of(call(stream, address, 0, 0)) == "INVALID_VALUE"
+    DRIVER.memory(int(device), (1,), np.uint64)[:] = 0
+    done(call(stream, device, 0, 0))
+    done(cuda.cuStreamSynchronize(stream))
+    done(cuda.cuMemFree(device))
+
+
+def test_words_may_be_captured_and_are_not_written(cuda: Any, stream: Any, words: npt.NDArray[np.uint64]) -> None:
+    done(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    done(cuda.cuStreamWaitValue64(stream, words.ctypes.data, 1, 0))
+    done(cuda.cuStreamWriteValue64(stream, words.ctypes.data, 1, 0))
+    done(cuda.cuGraphDestroy(done(cuda.cuStreamEndCapture(stream))))
+    done(cuda.cuStreamSynchronize(stream))
+    assert words[0] == 0
+
+
+def test_memory_that_is_read_only_is_not_registered_for_writing(cuda: Any, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(bytes(4096))
+    with (tmp_path / "page").open("rb") as file:
+        page = np.frombuffer(mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ), np.uint8)
+    assert name_of(cuda.cuMemHostRegister(page.ctypes.data, 4096, 0)) == "INVALID_VALUE"
+    done(cuda.cuMemHostRegister(page.ctypes.data, 4096, 8))
+    done(cuda.cuMemHostUnregister(page.ctypes.data))
 
 
 @pytest.mark.parametrize("call", ["cuStreamSynchronize", "cuStreamQuery", "cuCtxSynchronize", "cuMemAlloc"])

@@ -120,7 +120,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         error, notes = self.model.infer(slots[0].model, *[slot.next_request() for slot in slots])
         require(not error, f"the model refused the request: {error}")
         for slot in slots:
-            require(slot.is_completed, "the model has answered without finishing with the slot")
+            require(slot.is_answered, "the model has answered without finishing with the slot")
         return notes
 
     def check_output(self, slot: DeviceSlot, expected: npt.ArrayLike, otherwise: str) -> None:

@@ -116,11 +116,6 @@ def _garbage(client: Client) -> str:
     return reason
 
 
-def _garbage_event(client: Client) -> str:
-    with client.slot("late_by_event", COUNT) as slot:
-        return client.refusal(slot, slot.claiming(event=bytes(HANDLE_LENGTH)), "regions[1].event")
-
-
 def _no_such_device(client: Client) -> None:
     runtime = client.gpu.runtime
     with client.slot("quick", COUNT) as slot:
@@ -151,7 +146,6 @@ CHECKS: Final[Mapping[str, Check]] = {
     "memory of the same process is refused": _same_process,
     "a handle of a wrong length is refused": _handle_length,
     "a handle that is garbage is refused, and not shown": _garbage,
-    "an event that is garbage is refused": _garbage_event,
     "a device that does not exist is refused": _no_such_device,
     "host memory has no handle": _host_memory,
     "a slot is served after it was refused": _good_after_bad,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.pinned import PinnedRecords
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.claims import CudaRegionClaim, RegionClaim, claimed_size
@@ -22,6 +23,7 @@ from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..gpu import Gpu
+from ..report import require
 
 _ALIGNMENT: Final = 256
 _FP32: Final = np.dtype(np.float32)
@@ -55,8 +57,10 @@ class Slot:
         return {SLOT_PARAMETER: self._address, GENERATION_PARAMETER: self._generation}
 
     @property
-    def is_completed(self) -> bool:
-        return self._record.completed == self._generation
+    def is_answered(self) -> bool:
+        """Whether the model has finished with the slot, or leaves the end to its GPU."""
+        is_early = self._record.started == self._generation and bool(self.results.events)
+        return is_early or self._record.completed == self._generation
 
     @property
     def results(self) -> Results:
@@ -96,6 +100,14 @@ class DeviceSlot(Slot):
         self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, dtype, device, keeper)
         x = InputSpan(dtypes.from_numpy(dtype, "INPUT0"), shape, 1, 0, sizes[0])
         self.describe({"INPUT0": x}, {"OUTPUT0": OutputSpan(1, y_begin, sizes[1])}, _claim(self.allocation))
+
+    def let_wait(self, gpu: Gpu) -> None:
+        """Make the stream wait until the model's GPU has finished with the slot."""
+        address = PinnedRecords.of(gpu.runtime, self.region).completed(0, 0)
+        require(address is not None, "streams cannot wait for words in host memory")
+        assert address is not None
+        with gpu.runtime.on(0):
+            gpu.runtime.wait_for_word(address, self._generation, gpu.stream)
 
     def claiming(self, **changes: Any) -> bytes:
         (claim,) = self._table.regions
@@ -146,6 +158,4 @@ class HostSlot(Slot):
 
 
 def _claim(allocation: CudaAllocation) -> CudaRegionClaim:
-    return CudaRegionClaim(
-        allocation.handle, allocation.byte_size, allocation.device_uuid, 0, event=allocation.event_handle
-    )
+    return CudaRegionClaim(allocation.handle, allocation.byte_size, allocation.device_uuid, 0, waits=True)

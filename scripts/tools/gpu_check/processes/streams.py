@@ -1,4 +1,4 @@
-"""Checks that work on streams is in order: streams that are named, none that is named, and events of the client's."""
+"""Checks that work on streams is in order: streams that are named, none that is named, and words in host memory."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def _stream_waits(client: Client) -> str:
             client.infer(slot)
             events = slot.results.events
             require(events == (1,), f"the results name events of regions {events}; expected (1,)")
-            _let_wait(client, slot)
+            slot.let_wait(client.gpu)
             require(_waits(client.model.counts()) == models, "the model's host has waited for its GPU")
-            require(_waits(client.gpu.counts) == ours, "the client's host has waited for the event")
+            require(_waits(client.gpu.counts) == ours, "the client's host has waited for the model's GPU")
             expected = client.gpu.kernels.after_late(numbers)  # the stream that waits is the one that reads
             client.check_output(slot, expected, f"the output was read too early in turn {turn}")
     return f"{LATE_STEPS} kernels were under way, {TURNS} times"
@@ -92,31 +92,26 @@ def _host_asks(client: Client) -> str:
         numbers = _upload_numbers(client, slot, 0)
         gpu.upload(of_others.x, numbers[:TAIL])
         client.infer(slot)
-        _let_wait(client, slot)
+        slot.let_wait(client.gpu)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
         with contextlib.closing(Mark(gpu.runtime, gpu.stream, 0)) as mark:
             while not calls or not mark.is_done():
-                require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
+                require(time.monotonic() < deadline, f"the call is not done after {calls} calls of others")
                 client.infer(of_others)
                 calls += 1
                 time.sleep(_PAUSE_S)
         expected = gpu.kernels.after_late(numbers)
-        client.check_output(slot, expected, "the event was done before the output was written")
-        _let_wait(client, of_others)
+        client.check_output(slot, expected, "the call was done before the output was written")
+        of_others.let_wait(client.gpu)
         gpu.runtime.synchronize_stream(gpu.stream, 0)
     return f"meanwhile others made {calls} calls"
-
-
-def _let_wait(client: Client, slot: DeviceSlot) -> None:
-    with client.gpu.runtime.on(0):
-        client.gpu.runtime.wait_for_event(slot.allocation.event, client.gpu.stream)
 
 
 CHECKS: Final[Mapping[str, Check]] = {
     "a stream that the model has named is waited for, once, and nothing else is": _named,
     "without a name the whole GPU is waited for": _not_named,
     "a stream of a GPU that the call does not use is refused": _stream_of_another_gpu,
-    "with SHM_GPU_EVENTS the client's stream waits for the client's event, and no host does": _stream_waits,
+    "with SHM_GPU_EVENTS the client's stream waits for the model's GPU, and no host does": _stream_waits,
     "a host that asks is told when its own call's work is done, while others' goes on": _host_asks,
 }
 
@@ -144,7 +139,7 @@ def _seconds(client: Client, slot: DeviceSlot, number: int) -> tuple[float, floa
     client.infer(slot)
     answer = time.perf_counter() - begin
     if slot.results.events:
-        _let_wait(client, slot)
+        slot.let_wait(client.gpu)
     found = client.gpu.download(slot.y[-TAIL:])  # on the stream that waits
     result = time.perf_counter() - begin
     expected = client.gpu.kernels.after_late(tail)

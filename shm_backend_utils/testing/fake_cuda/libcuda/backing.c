@@ -1,4 +1,4 @@
-/* Memory and events that other processes reach through /proc/PID/fd: they end with their owner, without leftovers.
+/* Memory that other processes reach through /proc/PID/fd: it ends with its owner, without leftovers.
  *
  * Each file ends with control pages: the exports, which of them are freed, and the processes that have them open.
  */
@@ -46,7 +46,7 @@ int new_file(uint64_t nonce, size_t byte_size) {
 
 static int seen_pid(void) { return settings.seen[the_process].pid ? settings.seen[the_process].pid : getpid(); }
 
-CUresult fill_handle(struct ipc_handle *handle, int kind, int device, int fd, uint64_t nonce) {
+void fill_handle(struct ipc_handle *handle, int device, int fd, uint64_t nonce) {
   memset(handle, 0, sizeof *handle);
   handle->magic = MAGIC;
   handle->pid = getpid();
@@ -54,15 +54,13 @@ CUresult fill_handle(struct ipc_handle *handle, int kind, int device, int fd, ui
   handle->fd = fd;
   handle->nonce = nonce;
   handle->process = (uint16_t)the_process;
-  handle->kind = (uint16_t)kind;
   handle->pid_namespace = settings.seen[the_process].pid_namespace;
   memcpy(handle->uuid, settings.uuids[device], 16);
-  return CUDA_SUCCESS;
 }
 
-/* Opens the file that a handle means, by the rules that are the same for memory and events. */
-CUresult open_file(const struct ipc_handle *handle, int kind, int *fd, int *device) {
-  if (handle->magic != MAGIC || handle->kind != kind) return CUDA_ERROR_INVALID_VALUE;
+/* Opens the file that a handle means. */
+CUresult open_file(const struct ipc_handle *handle, int *fd, int *device) {
+  if (handle->magic != MAGIC) return CUDA_ERROR_INVALID_VALUE;
   if (handle->pid_namespace != settings.seen[the_process].pid_namespace) /* as in CUDA, which knows only pids */
     return handle->seen_pid == seen_pid() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
   if (handle->pid == getpid() && handle->process == the_process) return CUDA_ERROR_INVALID_CONTEXT;

@@ -105,8 +105,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
   if (attribute <= 0 || attribute > 200) return CUDA_ERROR_INVALID_VALUE;
   if (attribute == VIRTUAL_MEMORY) return *value = !settings.has_no_virtual_memory, CUDA_SUCCESS;
   if (attribute == DESCRIPTORS) return *value = !settings.has_no_descriptors, CUDA_SUCCESS;
-  /* unified addressing, managed memory, concurrent managed access, pools, IPC of events */
-  static const int present[] = {41, 83, 89, 115, 125};
+  /* unified addressing, managed memory, concurrent managed access, pools, stream memory operations */
+  static const int present[] = {41, 83, 89, 115, 122};
   *value = attribute == 10; /* warp size: nobody divides by it */
   if (attribute == 11) *value = (int)settings.max_pitch;
   for (size_t i = 0; i < sizeof present / sizeof *present; i++) *value |= attribute == present[i];

@@ -156,7 +156,6 @@ struct export { uint64_t id; uint32_t is_freed, unused; };
 struct opener { uint64_t who; uint32_t export, count; uint64_t started; };
 struct control { /* at the end of each block's file */
   uint64_t nonce;
-  uint64_t recorded, done; /* of an event: how often it was recorded; the latest record that is done */
   struct export exports[EXPORTS];
   struct opener openers[OPENERS];
 };
@@ -165,15 +164,14 @@ struct ipc_handle {
   int32_t pid, seen_pid, fd;
   uint64_t nonce, export_id;
   uint32_t offset;
-  uint16_t process, kind;
+  uint16_t process, unused;
   uint64_t pid_namespace;
   unsigned char uuid[16];
 };
-enum { HANDLE_OF_MEMORY = 1, HANDLE_OF_EVENT = 2 };
 
 int new_file(uint64_t nonce, size_t byte_size);
-CUresult fill_handle(struct ipc_handle *handle, int kind, int device, int fd, uint64_t nonce);
-CUresult open_file(const struct ipc_handle *handle, int kind, int *fd, int *device);
+void fill_handle(struct ipc_handle *handle, int device, int fd, uint64_t nonce);
+CUresult open_file(const struct ipc_handle *handle, int *fd, int *device);
 struct export *find_export(struct control *control, uint64_t id);
 struct export *add_export(struct control *control, uint64_t id);
 struct opener *add_opener(struct control *control, struct export *export);

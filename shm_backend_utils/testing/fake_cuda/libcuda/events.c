@@ -1,8 +1,6 @@
-/* Events. Those for other processes keep their counters in shared memory: any process with one open records it. */
+/* Events of one process. */
 #include "driver.h"
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { DISABLE_TIMING = 2, INTERPROCESS = 4 };
 
@@ -10,11 +8,10 @@ struct event {
   struct event *next;
   CUevent handle;
   struct context *context;
-  int process, fd, references, is_destroyed, is_opened;
+  int process, references, is_destroyed;
   unsigned flags;
-  struct dependency last;  /* where it was recorded last: NULL for never, and for interprocess events */
-  struct control *control; /* of interprocess events: how often it was recorded, and which record is done */
-  uint64_t nonce, capture, finished_ns;
+  struct dependency last; /* where it was recorded last: NULL for never */
+  uint64_t capture, finished_ns;
 };
 static struct event *all_events;
 
@@ -24,8 +21,6 @@ static void free_if_unused(struct event *event) {
   while (*at != event) at = &(*at)->next;
   *at = event->next;
   if (event->last.stream) release_stream(event->last.stream);
-  if (event->control) munmap(event->control, CONTROL_BYTES);
-  if (event->fd >= 0) close(event->fd);
   free(event);
 }
 
@@ -35,33 +30,21 @@ static struct event *new_event(struct context *context, unsigned flags) {
   event->context = context;
   event->process = the_process;
   event->flags = flags;
-  event->fd = -1;
   event->next = all_events;
   return all_events = event;
-}
-
-static CUresult share(struct event *event, int fd) {
-  void *page = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (page == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
-  event->control = page;
-  return CUDA_SUCCESS;
 }
 
 static CUresult find_event(CUevent handle, struct event **found) {
   for (struct event *event = all_events; event; event = event->next) {
     if (event->handle != handle || event->process != the_process || event->is_destroyed) continue;
     *found = event;
-    if (event->is_opened && __atomic_load_n(&event->control->exports[0].is_freed, __ATOMIC_ACQUIRE)) {
-      violation("an event was used that its exporter has destroyed");
-      return CUDA_ERROR_INVALID_HANDLE;
-    }
     return event->context->error;
   }
   if (handle) violation("an event was used that is destroyed, or never was");
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
-void end_events(int process) { /* not destroyed: others can still use what they opened; it is never recorded here */
+void end_events(int process) {
   for (struct event *event = all_events, *next; event; event = next) {
     next = event->next;
     if (event->process != process || event->is_destroyed) continue;
@@ -77,34 +60,19 @@ int live_events(int process) {
   return count;
 }
 
-static struct dependency latest(struct event *event) { /* the record that a call made now refers to */
-  if (event->control) return (struct dependency){NULL, __atomic_load_n(&event->control->recorded, __ATOMIC_ACQUIRE)};
-  return event->last;
-}
+static int is_done(struct dependency record) { return !record.stream || record.stream->done >= record.number; }
 
-static int is_done(struct event *event, struct dependency record) {
-  if (event->control) return __atomic_load_n(&event->control->done, __ATOMIC_ACQUIRE) >= record.number;
-  return !record.stream || record.stream->done >= record.number;
-}
-
-static void wait_for(struct event *event, struct dependency record) { /* with the lock, which it releases meanwhile */
+static void wait_for(struct event *event) { /* with the lock, which it releases meanwhile */
+  struct dependency record = event->last;
   event->references++;
   if (record.stream) record.stream->references++;
-  while (!is_done(event, record)) {
-    if (event->control) { /* another process cannot signal this one */
-      unlock(0);
-      usleep(50);
-      lock();
-    } else {
-      pthread_cond_wait(&progress, &the_lock);
-    }
-  }
+  while (!is_done(record)) pthread_cond_wait(&progress, &the_lock);
   if (record.stream) release_stream(record.stream);
   event->references--;
   free_if_unused(event);
 }
 
-struct event_work { struct work work; struct event *event; uint64_t number; }; /* number: of interprocess events */
+struct event_work { struct work work; struct event *event; };
 
 static void release_event(struct work *work) {
   struct event *event = ((struct event_work *)work)->event;
@@ -120,40 +88,28 @@ static CUresult finish_record(struct work *work, struct stream *stream) {
   lock();
   one->event->finished_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
   unlock(0);
-  if (!one->event->control) return CUDA_SUCCESS;
-  uint64_t *done = &one->event->control->done, before = __atomic_load_n(done, __ATOMIC_ACQUIRE);
-  while (before < one->number &&
-         !__atomic_compare_exchange_n(done, &before, one->number, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-    continue;
   return CUDA_SUCCESS;
 }
 
-static CUresult wait_on_stream(struct work *work, struct stream *stream) {
-  (void)stream;
-  struct event_work *one = (struct event_work *)work;
-  if (!one->event->control) return CUDA_SUCCESS; /* the work's dependency is enough */
-  lock();
-  wait_for(one->event, (struct dependency){NULL, one->number});
-  return unlock(CUDA_SUCCESS);
+static CUresult wait_on_stream(struct work *work, struct stream *stream) { /* the work's dependency is enough */
+  (void)work, (void)stream;
+  return CUDA_SUCCESS;
 }
 
-static struct work *event_work(struct event *event, CUresult (*run)(struct work *, struct stream *), uint64_t number) {
+static struct work *event_work(struct event *event, CUresult (*run)(struct work *, struct stream *)) {
   struct event_work *work = calloc(1, sizeof *work);
   work->work.run = run;
   work->work.release = release_event;
   work->event = event;
-  work->number = number;
   event->references++;
   return &work->work;
 }
 
 /* Puts a record on a stream; `work` may depend on others already. */
 static CUresult put_record(struct event *event, struct stream *stream, struct work *work) {
-  struct event_work *one = (struct event_work *)work;
-  if (event->control) one->number = __atomic_add_fetch(&event->control->recorded, 1, __ATOMIC_ACQ_REL);
   event->capture = 0;
   CUresult result = put_work(stream, work);
-  if (result || event->control) return result;
+  if (result) return result;
   if (event->last.stream) release_stream(event->last.stream);
   stream->references++;
   event->last = (struct dependency){stream, stream->put};
@@ -166,17 +122,7 @@ EXPORT CUresult cuEventCreate(CUevent *handle, unsigned flags) {
   lock();
   struct context *context;
   CHECK(current_context(&context));
-  struct event *event = new_event(context, flags);
-  if (flags & INTERPROCESS) {
-    event->nonce = new_nonce();
-    event->fd = new_file(event->nonce, CONTROL_BYTES);
-    if (event->fd < 0 || share(event, event->fd)) {
-      event->is_destroyed = 1;
-      free_if_unused(event);
-      return unlock(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-  }
-  *handle = event->handle;
+  *handle = new_event(context, flags)->handle;
   return unlock(CUDA_SUCCESS);
 }
 
@@ -188,7 +134,6 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: pending records 
     event = event->next;
   REFUSE_IF(!event, CUDA_ERROR_INVALID_HANDLE);
   event->is_destroyed = 1;
-  if (event->control && !event->is_opened) __atomic_store_n(&event->control->exports[0].is_freed, 1, __ATOMIC_RELEASE);
   free_if_unused(event);
   return unlock(CUDA_SUCCESS);
 }
@@ -206,7 +151,7 @@ static CUresult record(CUevent handle, CUstream on, unsigned flags) {
     return unlock(stream->is_capture_invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS);
   }
   CHECK(implicit_capture(stream));
-  return unlock(put_record(event, stream, event_work(event, finish_record, 0)));
+  return unlock(put_record(event, stream, event_work(event, finish_record)));
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream on) {
@@ -227,7 +172,7 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12
   CHECK(find_event(handle, &event));
   REFUSE_IF(event->context != context, CUDA_ERROR_INVALID_HANDLE);
   CHECK(end_captures(context));
-  struct work *work = event_work(event, finish_record, 0);
+  struct work *work = event_work(event, finish_record);
   struct stream *marker = marker_of(context);
   depend_on_all(marker, work);
   return unlock(put_record(event, marker, work));
@@ -256,10 +201,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream on, CUevent handle, unsigned flags) {
   }
   if (stream->capture) return unlock(event->capture ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   CHECK(implicit_capture(stream));
-  struct dependency record = latest(event);
-  if (is_done(event, record)) return unlock(CUDA_SUCCESS);
-  struct work *work = event_work(event, wait_on_stream, record.number);
-  if (record.stream) depend_on(work, record);
+  if (is_done(event->last)) return unlock(CUDA_SUCCESS);
+  struct work *work = event_work(event, wait_on_stream);
+  depend_on(work, event->last);
   return unlock(put_work(stream, work));
 }
 
@@ -270,7 +214,7 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
   CHECK(find_event(handle, &event));
   REFUSE_IF(event->capture, CUDA_ERROR_CAPTURED_EVENT);
   CHECK(refuse_while_capturing(event->context));
-  return unlock(is_done(event, latest(event)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+  return unlock(is_done(event->last) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle) {
@@ -281,7 +225,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
   REFUSE_IF(event->capture, CUDA_ERROR_CAPTURED_EVENT);
   CHECK(refuse_while_capturing(event->context));
   struct context *context = event->context;
-  wait_for(event, latest(event));
+  wait_for(event);
   return unlock(context->error);
 }
 
@@ -293,33 +237,7 @@ EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from, CUevent
   CHECK(find_event(to, &second));
   REFUSE_IF((first->flags | second->flags) & DISABLE_TIMING || !first->last.stream || !second->last.stream,
             CUDA_ERROR_INVALID_HANDLE);
-  REFUSE_IF(!is_done(first, first->last) || !is_done(second, second->last), CUDA_ERROR_NOT_READY);
+  REFUSE_IF(!is_done(first->last) || !is_done(second->last), CUDA_ERROR_NOT_READY);
   *milliseconds = (float)((double)(int64_t)(second->finished_ns - first->finished_ns) / 1e6);
   return unlock(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuIpcGetEventHandle(struct ipc_handle *handle, CUevent exported) {
-  ENTER("cuIpcGetEventHandle");
-  lock();
-  struct event *event;
-  CHECK(find_event(exported, &event));
-  REFUSE_IF(!event->control || event->is_opened, CUDA_ERROR_INVALID_HANDLE);
-  return unlock(fill_handle(handle, HANDLE_OF_EVENT, event->context->device, event->fd, event->nonce));
-}
-
-EXPORT CUresult cuIpcOpenEventHandle(CUevent *opened, struct ipc_handle handle) {
-  ENTER("cuIpcOpenEventHandle");
-  lock();
-  struct context *context;
-  int fd, device;
-  CHECK(current_context(&context));
-  CHECK(open_file(&handle, HANDLE_OF_EVENT, &fd, &device));
-  struct event *event = new_event(context, DISABLE_TIMING | INTERPROCESS);
-  event->is_opened = 1;
-  CUresult result = share(event, fd);
-  close(fd);
-  if (!result && event->control->exports[0].is_freed) result = CUDA_ERROR_INVALID_HANDLE;
-  if (!result) *opened = event->handle;
-  else event->is_destroyed = 1, free_if_unused(event);
-  return unlock(result);
 }

@@ -31,8 +31,7 @@
   X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000) \
   X(cuMemGetAllocationPropertiesFromHandle, cuMemGetAllocationPropertiesFromHandle, 10020) \
   X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010) X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, 11000) \
-  X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010) X(cuIpcGetEventHandle, cuIpcGetEventHandle, 4010) \
-  X(cuIpcOpenEventHandle, cuIpcOpenEventHandle, 4010) \
+  X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010) \
   X(cuPointerGetAttribute, cuPointerGetAttribute, 4000) X(cuPointerGetAttributes, cuPointerGetAttributes, 7000) \
   X(cuMemHostRegister, cuMemHostRegister_v2, 6050) X(cuMemHostUnregister, cuMemHostUnregister, 4000) \
   X(cuMemHostAlloc, cuMemHostAlloc, 2020) X(cuMemFreeHost, cuMemFreeHost, 2000) \
@@ -42,6 +41,7 @@
   X(cuStreamQuery, cuStreamQuery, 2000) X(cuStreamGetCtx, cuStreamGetCtx, 9020) \
   X(cuStreamGetCtx, cuStreamGetCtx_v2, 12050) X(cuStreamGetDevice, cuStreamGetDevice, 12080) \
   X(cuStreamGetFlags, cuStreamGetFlags, 5050) X(cuStreamWaitEvent, cuStreamWaitEvent, 3020) \
+  X(cuStreamWriteValue64, cuStreamWriteValue64_v2, 11070) X(cuStreamWaitValue64, cuStreamWaitValue64_v2, 11070) \
   X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010) X(cuStreamEndCapture, cuStreamEndCapture, 10000) \
   X(cuStreamIsCapturing, cuStreamIsCapturing, 10000) X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_v2, 11030) \
   X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3, 12030) X(cuGraphDestroy, cuGraphDestroy, 10000) \

@@ -14,7 +14,7 @@ EXPORT CUresult cuIpcGetMemHandle(struct ipc_handle *handle, CUdeviceptr address
   struct block *block = range->block;
   struct export *export = add_export(block->control, range->id);
   REFUSE_IF(!export, CUDA_ERROR_OUT_OF_MEMORY);
-  fill_handle(handle, HANDLE_OF_MEMORY, block->device, block->fd, block->nonce);
+  fill_handle(handle, block->device, block->fd, block->nonce);
   handle->export_id = range->id;
   handle->offset = (uint32_t)(range->address - block->address);
   return unlock(CUDA_SUCCESS);
@@ -82,7 +82,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct ipc_handle ha
   CHECK(current_context(&context));
   CHECK(refuse_while_capturing(context));
   int fd, device;
-  CHECK(open_file(&handle, HANDLE_OF_MEMORY, &fd, &device));
+  CHECK(open_file(&handle, &fd, &device));
   struct block *block = opened_block(handle.nonce);
   int is_new = !block;
   if (is_new) block = map_block(fd, device, handle.nonce);

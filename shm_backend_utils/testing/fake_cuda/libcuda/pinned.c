@@ -1,6 +1,9 @@
 /* Host memory that the driver has pinned: registered, or allocated by it. */
 #include "driver.h"
+#include <stdio.h>
 #include <sys/mman.h>
+
+enum { READ_ONLY = 8 };
 
 static int overlaps(uintptr_t address, size_t size) {
   for (struct range *range = all_ranges; range; range = range->next)
@@ -8,6 +11,18 @@ static int overlaps(uintptr_t address, size_t size) {
         range->address < address + size)
       return 1;
   return 0;
+}
+
+static int is_writable(uintptr_t address, size_t size) {
+  FILE *maps = fopen("/proc/self/maps", "re");
+  unsigned long begin, end;
+  char access[5] = "", line[512];
+  int is = 1;
+  while (maps && is && fgets(line, sizeof line, maps))
+    if (sscanf(line, "%lx-%lx %4s", &begin, &end, access) == 3 && begin < address + size && address < end)
+      is = access[1] == 'w';
+  if (maps) fclose(maps);
+  return is;
 }
 
 static struct range *pin(int device, uintptr_t address, size_t size) {
@@ -26,6 +41,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) 
   CHECK(refuse_while_capturing(context));
   REFUSE_IF(overlaps((uintptr_t)memory, size), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   REFUSE_IF(!is_mapped((uintptr_t)memory, size), CUDA_ERROR_INVALID_VALUE);
+  REFUSE_IF(!(flags & READ_ONLY) && !is_writable((uintptr_t)memory, size), CUDA_ERROR_INVALID_VALUE);
   pin(context->device, (uintptr_t)memory, size);
   return unlock(CUDA_SUCCESS);
 }

@@ -19,6 +19,7 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout, results
 from shm_backend_utils.protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from shm_backend_utils.protocol.handover import parse_sealed_key
+from shm_backend_utils.protocol.layout import RESULTS
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
@@ -30,12 +31,11 @@ PROCESS = 1
 
 
 class Claimed(NamedTuple):
-    """What a request said of memory on GPUs, and the model has of it: 0 is no event."""
+    """What a request said of memory on GPUs, and the model has of it."""
 
     claim: CudaRegionClaim | CudaDescriptorClaim
     address: int
     lease: SharedLease
-    event: int
 
     @property
     def is_loan(self) -> bool:
@@ -56,7 +56,10 @@ class GpuServer(FakeServer):
         self.keeps_loans = False  # whether it keeps an array over memory that is lent for one request
         self.dies = False  # whether the model dies in the middle of a request, and the server says so
         self.events: tuple[int, ...] | None = None  # what its results name, in place of the truth
+        # What its GPU writes to `completed` after an early answer; None if it never does.
+        self.completes: Callable[[int], int] | None = lambda generation: generation
         self._lives = 1
+        self._working: list[SharedLease] = []
         self._kept: list[Claimed] = []
         self._fenced: dict[bytes | str, Claimed] = {}  # by handle, or by key
         self._fetcher = Fetcher(1.0)
@@ -86,6 +89,8 @@ class GpuServer(FakeServer):
     def die(self) -> None:
         self._lives += 1
         DRIVER.forgive("waits")  # whoever dies waits for nothing
+        while self._working:
+            self._working.pop().give_back()
         for each in (*self._kept, *self._fenced.values()):
             self._unmap(each)
         DRIVER.forgive()
@@ -110,18 +115,27 @@ class GpuServer(FakeServer):
         address = parse_address(order.parameters[SLOT_PARAMETER])
         with self._leased(address):
             region, record, generation, contents = self._begin(order)
-            encoded = NO_RESULTS
             try:
                 with self._claimed(region, address.slot, contents) as claimed:
                     places = self._run(region, contents, claimed)
                     if self.dies:
                         self.die()
                         raise InferenceError("Stub process 'model_0' is not healthy.", "StatusCode.INTERNAL")
-                    events = self._finish(claimed, places) if self.events is None else self.events
-                    encoded = results.encode(places, events)
-            finally:
+                    if self.events is not None:
+                        encoded = results.encode(places, self.events)
+                    elif self._may_be_early(claimed, places):
+                        encoded = results.encode(places, range(1, len(claimed) + 1))
+                        record.results[RESULTS : RESULTS + len(encoded)] = encoded
+                        self._complete_later(region, address.slot, generation)
+                        return {}
+                    else:
+                        self.runtime.synchronize_stream(self.own_stream, 0)
+                        encoded = results.encode(places)
+            except BaseException:
                 if not self.dies:
-                    record.complete(generation, encoded)
+                    record.complete(generation, NO_RESULTS)
+                raise
+            record.complete(generation, encoded)
             return {}
 
     @contextlib.contextmanager
@@ -164,14 +178,10 @@ class GpuServer(FakeServer):
                 lambda _: True,
                 lambda found: self.runtime.import_shareable(found.fileno(), size, 0),
             )
-            return Claimed(claim, opened, lease, 0)
-        address = self.runtime.open(claim.handle, 0)
-        event = self.runtime.open_event(claim.event, 0) if claim.event else 0
-        return Claimed(claim, address, lease, event)
+            return Claimed(claim, opened, lease)
+        return Claimed(claim, self.runtime.open(claim.handle, 0), lease)
 
     def _unmap(self, each: Claimed) -> None:
-        if each.event:
-            self.runtime.destroy_event(each.event, 0)
         if isinstance(each.claim, CudaRegionClaim):
             self.runtime.close(each.address, 0)
         else:
@@ -208,13 +218,20 @@ class GpuServer(FakeServer):
         with self.runtime.on(0):
             DRIVER.launch(self.own_stream, kernel, PROCESS)
 
-    def _finish(self, claimed: list[Claimed], places: list[OutputPlace]) -> tuple[int, ...]:
-        may_be_early = all(place.region for place in places) and not any(each.is_loan for each in claimed)
-        if not (self.answers_early and may_be_early and any(each.event for each in claimed)):
-            self.runtime.synchronize_stream(self.own_stream, 0)
-            return ()
-        with self.runtime.on(0):
-            for each in claimed:
-                if each.event:
-                    self.runtime.record(each.event, self.own_stream)
-        return tuple([number for number, each in enumerate(claimed, 1) if each.event])
+    def _may_be_early(self, claimed: list[Claimed], places: list[OutputPlace]) -> bool:
+        return (
+            self.answers_early and all(place.region for place in places) and all(each.claim.waits for each in claimed)
+        )
+
+    def _complete_later(self, region: ManagedRegion, slot: int, generation: int) -> None:
+        """Let the own stream complete a request, unless the model is dead by then."""
+        record, life = region.record(slot), self._lives
+        lease = locks.work(region.segment.fileno(), region.record_offset(slot))
+        self._working.append(lease)
+
+        def complete() -> None:
+            if life == self._lives and self.completes is not None:
+                record.model_words[layout.COMPLETED] = self.completes(generation)
+                lease.give_back()
+
+        self._launch(complete)

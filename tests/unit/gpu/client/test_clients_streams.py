@@ -127,7 +127,6 @@ def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClien
     np.testing.assert_array_equal(doubled(client, x, cuda_stream=stream), 2 * X)
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
     server.answers_early, read = True, []
@@ -141,7 +140,6 @@ def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream:
     result.release()
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
@@ -149,7 +147,6 @@ def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, c
     np.testing.assert_array_equal(now(address_of(result)), 6 * X)
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_memory_is_not_used_while_a_model_works(server: GpuServer, client: ShmClient, stream: int) -> None:
     server.answers_early, server.work_s = True, 0.3
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()

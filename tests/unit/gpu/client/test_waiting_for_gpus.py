@@ -47,15 +47,14 @@ from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, stream_on
 
 LATE_S = 0.3
-DIED = "a model's process ended while its GPU was at work in this call's memory, which is not used again"
+DIED = "a model's process ended, or its GPU failed, before the work in this call's memory was done"
 
 
 async def check_that_the_loop_goes_on(
     server: GpuServer, cuda: CudaAccess, call: Callable[[AsyncShmClient], Any], stream: int, process: int
 ) -> None:
     """Make a call whose GPU is at work until another task of the event loop says that it may end."""
-    pool = PoolOptions(lend_bytes=0, region="system")  # whose memory has events
-    async with async_client_of(server, cuda=cuda, pool=pool) as client:
+    async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
         await call(client)  # makes memory
         with held_back(stream, process) as finish:
             asyncio.get_running_loop().call_later(0.02, finish.set)
@@ -100,7 +99,6 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     asyncio.run(check_that_the_loop_goes_on(server, cuda, call, stream, process=0))
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_models_gpu_that_is_late_has_the_call_end_in_time(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early = True
@@ -121,7 +119,6 @@ def test_memory_of_a_model_that_died_is_not_used_again(server: GpuServer, client
     assert server.claims[0] != left
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
@@ -132,7 +129,6 @@ def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer,
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_a_prepared_call_says_that_its_model_died(server: GpuServer, client: ShmClient, has_answered: bool) -> None:
     with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU) as call:
@@ -154,7 +150,6 @@ def test_a_prepared_call_says_that_its_model_died(server: GpuServer, client: Shm
         assert len(server.orders) == sent
 
 
-@pytest.mark.parametrize("pool_region", ["system"])  # whose memory has events
 def test_a_prepared_call_waits_for_the_models_gpu(server: GpuServer, client: ShmClient) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype)}, outputs=ON_GPU) as call:
         server.answers_early = True
@@ -200,7 +195,7 @@ def test_events_that_there_are_not_or_cannot_be_are_the_peers_fault(
 
 
 def test_a_kernel_that_fails_is_the_calls_error(server: GpuServer, cuda: CudaAccess) -> None:
-    with gpu_client(server, cuda, lend_bytes=0, region="system") as client:
+    with gpu_client(server, cuda, lend_bytes=0) as client:
         client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
         server.answers_early = True
         DRIVER.fail_next("cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED", process=0)
@@ -290,7 +285,7 @@ class Stress:
 
 
 @pytest.mark.parametrize(
-    ("pool_region", "answers_early"), [("system", True), ("sealed", False)], ids=["by event", "when it is done"]
+    ("pool_region", "answers_early"), [("sealed", True), ("system", False)], ids=["early", "when it is done"]
 )
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
 @pytest.mark.usefixtures("switching_often")

@@ -1,4 +1,4 @@
-"""Device memory: kept by its owner; opened once by those who map it, with leases and events that its owner sees."""
+"""Device memory: kept by its owner; opened once by those who map it, with leases that its owner sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionRefusedError
-from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings, device_with
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
@@ -27,10 +26,7 @@ from tests.unit.gpu.fakes import (
     NOTHING,
     PATIENCE_S,
     collect_all,
-    held_back,
     in_another_thread,
-    stream_on,
-    wait_until,
 )
 
 DEVICE = 1
@@ -51,9 +47,8 @@ class Shared:
     def is_in_use(self) -> bool:
         return has_users(self._region.segment.fileno())
 
-    def map(self, lease: SharedLease | None = None, byte_size: int = BLOCK, event: bytes | None = None) -> CudaMapping:
-        event = self.allocation.event_handle if event is None else event
-        return self.mappings.map(self.allocation.handle, byte_size, DEVICE, FIELD, lease, event)
+    def map(self, lease: SharedLease | None = None, byte_size: int = BLOCK) -> CudaMapping:
+        return self.mappings.map(self.allocation.handle, byte_size, DEVICE, FIELD, lease)
 
     def collect(self) -> None:
         collect_all(self.peer)
@@ -100,22 +95,6 @@ def test_memory_is_freed_once_when_the_last_one_that_keeps_it_is_gone(gpu: CudaR
     assert (DRIVER.live(), DRIVER.count("cuMemFree") - freed) == (NOTHING, 1)
 
 
-def test_memory_is_freed_even_if_its_event_is_not(gpu: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocation = CudaAllocation(gpu, BLOCK, DEVICE)
-    kept, destroy = allocation.event, gpu.destroy_event
-
-    def refuse(event: int, device: int) -> None:
-        if event == kept:
-            raise CudaError("destroying an event", "CUDA_ERROR_UNKNOWN")
-        destroy(event, device)
-
-    monkeypatch.setattr(gpu, "destroy_event", refuse)
-    allocation.free()
-    collect_all(gpu)
-    assert DRIVER.live() == NOTHING._replace(events=1)
-    destroy(kept, DEVICE)
-
-
 def test_threads_that_map_at_once_open_once(shared: Shared) -> None:
     threads = 4
     arrived = threading.Barrier(threads)
@@ -139,7 +118,6 @@ def test_threads_that_map_and_let_go_leave_nothing(shared: Shared) -> None:
     def map_and_let_go(number: int) -> None:
         for _ in range(50):
             mapping = shared.map()
-            assert mapping.event
             assert DRIVER.live(CLIENT).opened == 1  # CUDA refuses to open a handle twice
             if number % 2:
                 mapping.close_unused()
@@ -222,37 +200,6 @@ def test_each_use_of_memory_that_is_mapped_already_has_a_lease_of_its_own(shared
     assert not shared.is_in_use
 
 
-def test_a_client_waits_for_what_a_model_records_also_when_that_has_let_go(shared: Shared) -> None:
-    """A model that is unloaded destroys nothing that its client waits for: the event is the client's."""
-    mapping = shared.map()
-    assert shared.gpu.is_event_done(shared.allocation.event)
-    with stream_on(shared.peer, DEVICE) as stream, held_back(stream, CLIENT) as finish:
-        with shared.peer.on(DEVICE):
-            shared.peer.record(mapping.event, stream)
-        mapping.close()
-        del mapping
-        assert not shared.gpu.is_event_done(shared.allocation.event)
-        finish.set()
-        wait_until(lambda: shared.gpu.is_event_done(shared.allocation.event))
-        shared.collect()
-
-
-def test_two_uses_of_one_allocation_may_have_different_events_or_none(shared: Shared) -> None:
-    """A client lends two tensors of one allocation, each with an event of its own."""
-    other = shared.gpu.create_shared_event(DEVICE)
-    one, two = shared.map(), shared.map(event=shared.gpu.export_event(other))
-    assert (one.address, len({one.event, two.event})) == (two.address, 2)
-    assert shared.map(event=b"").event == 0
-    two.close()
-    shared.collect()
-    shared.gpu.destroy_event(other, DEVICE)
-    with shared.peer.on(DEVICE):
-        shared.peer.record(one.event, 0)
-    one.close()
-    shared.collect()
-    assert DRIVER.live(CLIENT) == NOTHING
-
-
 # Refused: each cause has a text of its own, which says what to do
 
 
@@ -263,23 +210,20 @@ def test_a_handle_of_another_length_is_refused(shared: Shared, length: int) -> N
     assert DRIVER.count("cuIpcOpenMemHandle", CLIENT) == opened
 
 
-def interrupted(*_: object) -> int:
+def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("what", ["more than was allocated", "no event", "memory as its event", "interrupted"])
-def test_what_is_refused_is_unmapped_before(shared: Shared, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    event, byte_size = shared.allocation.event_handle, BLOCK
-    text = r"^regions\[1\].event refused: opening another process' event"
-    if what == "more than was allocated":
-        byte_size, text = BLOCK + 1, rf"^regions\[1\] refused: it claims {BLOCK + 1} bytes of .* {BLOCK}$"
-    elif what == "interrupted":
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["more than was allocated", "interrupted"])
+def test_what_is_refused_is_unmapped_before(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    text = rf"^regions\[1\] refused: it claims {BLOCK + 1} bytes of .* {BLOCK}$"
+    if is_interrupted:
         text = "^$"
-        monkeypatch.setattr(shared.peer, "open_event", interrupted)
-    else:
-        event = bytes(HANDLE_LENGTH) if what == "no event" else shared.allocation.handle
+        monkeypatch.setattr(CudaMapping, "check", interrupted)
     with pytest.raises((RegionRefusedError, KeyboardInterrupt), match=text) as caught:  # which keeps the frames
-        shared.map(shared.lease(), byte_size, event)
+        shared.map(shared.lease(), BLOCK + 1)
     assert DRIVER.live(CLIENT) == NOTHING
     assert not shared.is_in_use
     del caught

@@ -57,18 +57,13 @@ class Model:
         fd = os.open(Path("/dev/shm") / region.key, os.O_RDWR)
         lease = use(fd)
         os.close(fd)
-        self._runtime, self._device = runtime, device
+        self._runtime = runtime
         self.mapping: CudaMapping = CudaMappings(runtime).map(
-            allocation.handle, allocation.byte_size, device, "region", lease, allocation.event_handle
+            allocation.handle, allocation.byte_size, device, "region", lease
         )
 
     def write(self) -> None:
         DRIVER.memory(self.mapping.address, (BLOCK,), "u1")[:] = 7
-
-    def record(self) -> None:
-        with self._runtime.on(self._device):
-            self._runtime.record(self.mapping.event, 1)
-        self._runtime.synchronize_device(self._device)
 
     def let_go(self) -> None:
         self.mapping.close()
@@ -150,7 +145,6 @@ def test_what_models_still_use_is_freed_when_they_let_go(slots: Slots, way: str,
         getattr(slots.bank, way)()
     (collector,) = collectors()
     assert slots.allocations == 1
-    model.record()
     model.let_go()
     collector.join(PATIENCE_S)
     assert not collectors()

@@ -128,15 +128,8 @@ class Client:
         sizes = [self.region.header.byte_size, *[each.byte_size for each in self.allocations]]
         return results.decode(bytes(self.region.record(slot).results), sizes).events
 
-    def wait_for_events(self, slot: int = 0) -> None:
-        for number in self.events(slot):
-            allocation = self.allocations[number - 1]
-
-            def is_done(allocation: CudaAllocation = allocation) -> bool:
-                with self.cuda.on(allocation.device):
-                    return self.cuda.is_event_done(allocation.event)
-
-            wait_until(is_done)
+    def wait_for_gpus(self, slot: int = 0) -> None:
+        wait_until(lambda: self.is_over(slot))
 
     def output(self, slot: int = 0, name: str = "Y") -> list[float]:
         place = self.places(slot)[name]
@@ -171,7 +164,7 @@ def calls(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def calls_by_events(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+def early_calls(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     """Calls of a session that leaves waiting to its client, and has served before."""
     with calls_of(cuda, client, monkeypatch, gpu_events=True) as calls:
         calls.serve(lambda call: None)

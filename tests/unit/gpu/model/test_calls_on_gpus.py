@@ -85,8 +85,8 @@ def test_strings_that_the_client_wants_on_a_gpu_are_in_the_response(calls: Calls
     assert bytes(outputs_of(response)["WORDS"]) == b"\2\0\0\0ab\3\0\0\0cde"
 
 
-@pytest.mark.parametrize("by_events", [False, True], ids=["", "by events"])
-def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, by_events: bool) -> None:
+@pytest.mark.parametrize("is_early", [False, True], ids=["", "early"])
+def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.MonkeyPatch, is_early: bool) -> None:
     def no_bindings() -> CudaRuntime:
         raise MachineError("cuda-bindings are not installed")
 
@@ -102,7 +102,7 @@ def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.Mon
                 use()
         call.put("Y", call.input("X").numpy() * 2)
 
-    session = session_on(no_bindings, monkeypatch, gpu_events=by_events)
+    session = session_on(no_bindings, monkeypatch, gpu_events=is_early)
     assert error_of(session, client.host.request({"X": x}, {"Y": 16}), infer) == ""
     assert client.host.output("Y").tolist() == (x * 2).tolist()
     session.close()
@@ -172,7 +172,7 @@ def serve_rows(batching: Calls, infer: Callable[[BatchCall], None]) -> list[list
     responses = batching.session.serve_batch([row(slot) for slot in range(SLOTS)], infer)
     assert [response.error() for response in responses] == [None] * SLOTS
     for slot in range(SLOTS):
-        client.wait_for_events(slot)
+        client.wait_for_gpus(slot)
     return [client.output(slot) for slot in range(SLOTS)]
 
 
@@ -275,14 +275,6 @@ def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, 
         in_use.unmap_passing()
         in_use.release()
         assert left_of(MODEL) == NOTHING
-
-
-def test_the_clients_event_is_opened_and_closed_with_its_memory(model: Model, allocation: CudaAllocation) -> None:
-    found: Any = model.resolve(claim_of_allocation(allocation))
-    again: Any = model.resolve(claim_of_allocation(allocation))
-    assert found.mapped.segment.event
-    assert found.mapped.segment.event == again.mapped.segment.event
-    assert (DRIVER.count("cuIpcOpenEventHandle", MODEL), left_of(MODEL).events) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The end of an execute: GPUs are waited for once, or left to the client by its events; an error is every call's."""
+"""The end of an execute: GPUs are waited for once, or complete the call themselves; an error is every call's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ import pytest
 
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.memory.locks import has_users
+from shm_backend_utils.memory.locks import has_users, is_slot_in_use
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import error_code, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, PATIENCE_S, array_on, collect_all, held_back, kernel, stream_on
-from tests.unit.gpu.model.conftest import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Calls
+from tests.unit.gpu.model.conftest import (
+    DEVICE,
+    HOST,
+    LONG_NAME,
+    LONG_SHAPE,
+    SHORTER_NAME,
+    Calls,
+    Client,
+    calls_of,
+)
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 LONG = ("WIDE", SHORTER_NAME, LONG_NAME)
@@ -102,55 +111,63 @@ def test_a_call_outside_of_serve_is_over_when_the_gpu_is_done(calls: Calls) -> N
     assert calls.client.is_over()
 
 
-# By events
+# After the answer
 
 
-def test_a_response_leaves_while_the_gpu_works_and_the_client_waits_for_its_own_event(calls_by_events: Calls) -> None:
-    client, stream = calls_by_events.client, calls_by_events.stream
+def test_a_response_leaves_while_the_gpu_works_which_completes_the_slot_itself(early_calls: Calls) -> None:
+    client, stream = early_calls.client, early_calls.stream
+    record = client.region.record(0)
     client.write(0, 21)
     with held_back(stream) as finish:
-        calls_by_events.serve(double_into(stream, "Y"), {"Y": DEVICE})
-        assert (waits(), client.is_over()) == ([0, 0], True)
+        early_calls.serve(double_into(stream, "Y"), {"Y": DEVICE})
+        assert (waits(), client.events(), record.is_at_rest) == ([0, 0], (1, 2), False)
+        assert is_at_work(client), "the client would take this model for dead"
         assert client.output() != [42] * 4
         finish.set()
-        client.wait_for_events()
+        client.wait_for_gpus()
         assert client.output() == [42] * 4
+    early_calls.collect()
+    assert not is_at_work(client)
 
 
-def test_every_region_on_a_gpu_has_its_event_recorded(cuda: CudaRuntime, calls_by_events: Calls) -> None:
-    client = calls_by_events.client
+def is_at_work(client: Client) -> bool:
+    return is_slot_in_use(client.region.segment.fileno(), client.region.record_offset(0))
+
+
+def test_streams_of_all_gpus_come_before_the_slot_is_completed(cuda: CudaRuntime, early_calls: Calls) -> None:
+    client = early_calls.client
     client.write(0, 21)
     with stream_on(cuda, 1) as other:
 
         def infer(call: Call) -> None:
-            double_into(calls_by_events.stream, "Y")(call)
+            double_into(early_calls.stream, "Y")(call)
             z = call.device_output("Z", (4,), np.float32)
             call.ready_on(other)
             with cuda.on(1):
                 kernel(other, double, call.input("X").array, z.array)
 
-        calls_by_events.serve(infer, {"Y": DEVICE, "Z": 1})
+        early_calls.serve(infer, {"Y": DEVICE, "Z": 1})
         assert client.events() == (1, 2)
-        client.wait_for_events()
+        client.wait_for_gpus()
         assert client.output() == client.output(0, "Z") == [42] * 4
 
 
-def test_sources_that_model_py_has_let_go_of_stay_until_they_were_copied(calls_by_events: Calls) -> None:
-    client, gone = calls_by_events.client, list[str]()
+def test_sources_that_model_py_has_let_go_of_stay_until_they_were_copied(early_calls: Calls) -> None:
+    client, gone = early_calls.client, list[str]()
 
     def infer(call: Call) -> None:
-        source = array_on(calls_by_events.cuda, [7] * 4)
+        source = array_on(early_calls.cuda, [7] * 4)
         weakref.finalize(source, gone.append, "the source")
-        call.ready_on(calls_by_events.stream)
+        call.ready_on(early_calls.stream)
         call.put("Y", source)
 
-    with held_back(calls_by_events.stream) as finish:
-        calls_by_events.serve(infer, {"Y": DEVICE})
+    with held_back(early_calls.stream) as finish:
+        early_calls.serve(infer, {"Y": DEVICE})
         assert (client.events(), gone) == ((1, 2), [])
         finish.set()
-        client.wait_for_events()
+        client.wait_for_gpus()
     assert client.output() == [7] * 4
-    collect_all(calls_by_events.cuda)
+    collect_all(early_calls.cuda)
     assert gone == ["the source"]
 
 
@@ -159,19 +176,19 @@ CASES: dict[str, dict[str, Any]] = {
     "one of two outputs is on the host": {"outputs": {"Y": DEVICE, "Z": HOST}},
     "an output found no room": {"outputs": {"Y": DEVICE}, "room": 15},
     "the record has no room for events": {"outputs": {LONG_NAME: DEVICE, "WIDE": DEVICE}},
-    "the client has no events": {"outputs": {"Y": DEVICE}, "event": b""},
+    "the client does not wait": {"outputs": {"Y": DEVICE}, "waits": False},
     "model.py names no stream": {"outputs": {"Y": DEVICE}, "is_named": False},
     "the memory is lent for one request": {"outputs": {"Y": DEVICE}, "is_for_one_request": True},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_model_waits_where_the_client_could_not(calls_by_events: Calls, case: str) -> None:
+def test_the_model_waits_where_the_client_could_not(early_calls: Calls, case: str) -> None:
     request = {"is_named": True, **CASES[case]}
-    client, outputs, is_named = calls_by_events.client, request["outputs"], request.pop("is_named")
+    client, outputs, is_named = early_calls.client, request["outputs"], request.pop("is_named")
     client.write(1, 21)
-    infer = double_into(calls_by_events.stream, *outputs, is_named=is_named)
-    response = calls_by_events.serve(infer, slot=1, **request)
+    infer = double_into(early_calls.stream, *outputs, is_named=is_named)
+    response = early_calls.serve(infer, slot=1, **request)
     assert client.events(1) == ()
     values = [array.reshape(-1).tolist() for array in outputs_of(response).values()]
     values += [client.output(1, name) for name, place in client.places(1).items() if not place.is_in_response]
@@ -180,43 +197,86 @@ def test_the_model_waits_where_the_client_could_not(calls_by_events: Calls, case
 
 
 @pytest.mark.parametrize("use", [lambda call: call.to_device(call.input("X")), lambda call: None], ids=["read", "no"])
-def test_the_model_waits_where_all_memory_is_the_hosts(calls_by_events: Calls, use: Infer) -> None:
+def test_the_model_waits_where_all_memory_is_the_hosts(early_calls: Calls, use: Infer) -> None:
     def infer(call: Call) -> None:
-        call.ready_on(calls_by_events.stream)
+        call.ready_on(early_calls.stream)
         use(call)
 
-    client = calls_by_events.client
-    assert error_of(calls_by_events.session, client.host.request({"X": np.ones(4, np.float32)}, {}), infer) == ""
+    client = early_calls.client
+    assert error_of(early_calls.session, client.host.request({"X": np.ones(4, np.float32)}, {}), infer) == ""
     assert client.events() == ()
 
 
-def test_events_may_fill_the_record_to_its_last_byte(calls_by_events: Calls) -> None:
+def test_events_may_fill_the_record_to_its_last_byte(early_calls: Calls) -> None:
     outputs = {SHORTER_NAME: DEVICE, "WIDE": DEVICE}
-    calls_by_events.serve(double_into(calls_by_events.stream, *outputs), outputs)
-    assert calls_by_events.client.events() == (1, 2)
+    early_calls.serve(double_into(early_calls.stream, *outputs), outputs)
+    assert early_calls.client.events() == (1, 2)
 
 
-def test_the_model_waits_for_a_call_without_a_slot_as_that_has_no_results(calls_by_events: Calls) -> None:
-    calls_by_events.client.write(1, 21)
-    calls_by_events.serve(double_into(calls_by_events.stream, "Y"), {"Y": DEVICE}, slot=1, fenced=False)
+def test_the_model_waits_for_a_call_without_a_slot_as_that_has_no_results(early_calls: Calls) -> None:
+    early_calls.client.write(1, 21)
+    early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE}, slot=1, fenced=False)
     assert waits() == [0, 1]
 
 
-def test_calls_of_one_execute_may_end_in_either_way(calls_by_events: Calls) -> None:
-    client = calls_by_events.client
+def test_calls_of_one_execute_may_end_in_either_way(early_calls: Calls) -> None:
+    client = early_calls.client
     requests = [client.request(slot, {"Y": place}) for slot, place in enumerate((DEVICE, HOST, DEVICE))]
-    calls_by_events.session.serve(requests, double_into(calls_by_events.stream, "Y"))
+    early_calls.session.serve(requests, double_into(early_calls.stream, "Y"))
     assert [len(client.events(slot)) for slot in range(3)] == [2, 0, 2]
 
 
-def test_an_event_that_cannot_be_recorded_fails_the_call(calls_by_events: Calls) -> None:
+def test_a_gpu_that_fails_before_the_answer_fails_the_call(early_calls: Calls) -> None:
     def infer(call: Call) -> None:
-        double_into(calls_by_events.stream, "Y")(call)
-        DRIVER.fail_next("cuEventRecord", ILLEGAL, process=MODEL)
+        double_into(early_calls.stream, "Y")(call)
+        DRIVER.fail_next("cuStreamWriteValue64", ILLEGAL, process=MODEL)
 
-    assert error_code(calls_by_events.response(infer, {"Y": DEVICE})) == "UNAVAILABLE"
-    assert not calls_by_events.client.host.has_results(0)
-    assert calls_by_events.client.is_over()
+    assert error_code(early_calls.response(infer, {"Y": DEVICE})) == "UNAVAILABLE"
+    assert not early_calls.client.host.has_results(0)
+    assert early_calls.client.is_over()
+
+
+LACKING = {
+    "cuDeviceGetAttribute": "CUDA_ERROR_INVALID_VALUE",
+    "cuMemHostRegister": "CUDA_ERROR_OUT_OF_MEMORY",
+    "cuMemHostGetDevicePointer": "CUDA_ERROR_INVALID_VALUE",
+    "cuStreamWriteValue64": "CUDA_ERROR_NOT_SUPPORTED",
+}
+
+
+@pytest.mark.parametrize("function", LACKING)
+def test_the_host_waits_if_no_gpu_can_complete_the_slot(calls: Calls, monkeypatch: Any, function: str) -> None:
+    client = calls.client
+    with calls_of(calls.cuda, client, monkeypatch, gpu_events=True) as early_calls:
+        client.write(0, 21)
+        DRIVER.fail_next(function, LACKING[function], times=9, process=MODEL)
+        early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
+        assert (client.events(), client.is_over(), client.output()) == ((), True, [42] * 4)
+
+
+def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cuda: Any, monkeypatch: Any) -> None:
+    with calls_of(cuda, client, monkeypatch, gpu_events=True, pin_host_memory=True) as calls:
+        with held_back(calls.stream) as finish:
+            calls.serve(double_into(calls.stream, "Y"), {"Y": DEVICE})
+            client.region.segment.unlink()
+            calls.session._open_context().resolver.sweep()
+            assert (client.events(), DRIVER.live(MODEL).pinned) == ((1, 2), 1)
+            finish.set()
+        client.wait_for_gpus()
+
+
+def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(early_calls: Calls) -> None:
+    client = early_calls.client
+    early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})  # makes memory
+    client.wait_for_gpus()
+    with held_back(early_calls.stream):
+        early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
+        assert is_at_work(client)
+        DRIVER.fail_next("cuStreamQuery", ILLEGAL, process=MODEL)
+        early_calls.session._open_context().resolver._cuda.collect()
+        assert not is_at_work(client)
+        assert not client.region.record(0).is_at_rest
+    client.wait_for_gpus()
 
 
 @pytest.mark.parametrize(
@@ -224,12 +284,12 @@ def test_an_event_that_cannot_be_recorded_fails_the_call(calls_by_events: Calls)
     [lambda session: session._open_context().resolver.sweep(), lambda session: session.close()],
     ids=["looks after its mappings", "is closed"],
 )
-def test_memory_stays_mapped_although_the_session(calls_by_events: Calls, let_go: Callable[[ShmSession], None]) -> None:
-    stream, region = calls_by_events.stream, calls_by_events.client.region
+def test_memory_stays_mapped_although_the_session(early_calls: Calls, let_go: Callable[[ShmSession], None]) -> None:
+    stream, region = early_calls.stream, early_calls.client.region
     with held_back(stream) as finish:
-        calls_by_events.serve(double_into(stream, "Y"), {"Y": DEVICE})
+        early_calls.serve(double_into(stream, "Y"), {"Y": DEVICE})
         region.segment.unlink()
-        letting_go = threading.Thread(target=let_go, args=(calls_by_events.session,))
+        letting_go = threading.Thread(target=let_go, args=(early_calls.session,))
         letting_go.start()
         letting_go.join(0.3)  # it may wait for the GPU, or come back to it later
         assert has_users(region.segment.fileno()), "the client would free what the GPU writes to"

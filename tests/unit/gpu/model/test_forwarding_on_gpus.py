@@ -117,7 +117,7 @@ def test_memory_is_lent_with_its_fence(client_cuda: CudaRuntime, cuda: CudaRunti
         lending = Lending(own, pool)
         array = DeviceArray(cuda, mapping.address + 8, (4,), INTEGERS, 0, mapping.keeper)
         assert lending.place_of(array) == (1 if fence is None else 2, 8)
-        claim = claim_of_allocation(allocation, fence=None if fence is None else 1, event=b"")
+        claim = claim_of_allocation(allocation, fence=None if fence is None else 1, waits=False)
         assert lending.claims == [*([] if fence is None else [slots[fence]]), claim]
 
 
@@ -133,7 +133,7 @@ def other_cuda(client: Client) -> Iterator[CudaRuntime]:
 
 @pytest.fixture
 def models(client: Client, other_cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
-    """Two models on GPU 0, each in a process of its own. The other one may answer by events."""
+    """Two models on GPU 0, each in a process of its own. The other one may answer early."""
     with runtime_that_gives_all_back(MODEL) as cuda, two_models(monkeypatch, config("other")) as models:
         models.caller.close()
         models.other.close()
@@ -176,7 +176,7 @@ def test_it_is_lent_with_its_slot_and_unmapped_by_both(models: Models, client: C
         client.write(0, 21)
         assert ask(models, client).error() is None
     claim, at_the_others_answer = seen
-    assert (claim.fence, claim.is_for_one_request, claim.event) == (1, True, b"")
+    assert (claim.fence, claim.is_for_one_request, claim.waits) == (1, True, False)
     assert at_the_others_answer == (2, 0)
     assert opened() == (0, 0)
     assert client.output(0, "Y") == [42] * 4

@@ -211,15 +211,13 @@ def said_by(client: Client, generation: int) -> Table:
 def broken(rng: random.Random, client: Client, encoded: bytes) -> bytes:
     handles = [each.handle for each in client.allocations]
     begin = encoded.index(rng.choice(handles))
-    way = rng.choice(("claim", "claim", "event", "handle", "tensors"))
+    way = rng.choice(("claim", "claim", "handle", "tensors"))
     if way == "handle":
-        other = rng.choice((*handles, client.allocations[0].event_handle, rng.randbytes(HANDLE_LENGTH)))
+        other = rng.choice((*handles, rng.randbytes(HANDLE_LENGTH)))
         return encoded[:begin] + other + encoded[begin + HANDLE_LENGTH :]
     if way == "claim":
         return mutated(rng, encoded, begin - HEAD, begin)
-    if way == "event":
-        return mutated(rng, encoded, begin + HANDLE_LENGTH, begin + 2 * HANDLE_LENGTH)
-    return mutated(rng, encoded, encoded.index(handles[-1]) + 2 * HANDLE_LENGTH, len(encoded))
+    return mutated(rng, encoded, encoded.index(handles[-1]) + HANDLE_LENGTH, len(encoded))
 
 
 def cuda_regions(said: Table) -> list[CudaRegionClaim]:

@@ -62,7 +62,7 @@ def test_a_model_that_names_its_streams_ends_no_capture(
                     slot=slot,
                     is_for_one_request=is_lent,
                 )
-                client.wait_for_events(slot)
+                client.wait_for_gpus(slot)
                 assert client.output(slot) == [2 * slot + 2] * 4
         for fail in (fail_unnamed, functools.partial(fail_named, calls.stream)):
             assert "division by zero" in calls.refusal(fail, {"Y": HOST, "Z": HOST}, slot=2)

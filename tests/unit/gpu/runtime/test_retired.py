@@ -54,7 +54,7 @@ def test_memory_is_freed_when_its_device_is_done_and_nobody_else_waits(gpu: Cuda
 def test_letting_go_waits_for_nothing(gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event, holder: str) -> None:
     """A finalizer may interrupt whatever holds one, in the same thread."""
     mappings, allocation = CudaMappings(peer), CudaAllocation(gpu, 1, 1)
-    mapping = mappings.map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+    mapping = mappings.map(allocation.handle, 1, 1, "memory", None)
     lock: Any = {"retired": peer.retired._lock, "contexts": peer._lock, "mappings": mappings._lock}[holder]
     asked = DRIVER.count("cuCtxPushCurrent")
     with lock:
@@ -133,7 +133,7 @@ def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) ->
 
 def share(gpu: CudaRuntime, peer: CudaRuntime) -> None:
     allocation = CudaAllocation(gpu, 1, 1)
-    mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+    mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None)
     mapping.close()
     del mapping
     collect_all(peer)
@@ -165,9 +165,8 @@ def use(gpu: CudaRuntime, _: CudaRuntime) -> None:
 
 
 WORKS: dict[Callable[[CudaRuntime, CudaRuntime], None], str] = {
-    share: "cuCtxPushCurrent cuEventCreate cuMemAlloc cuIpcGetMemHandle cuIpcGetEventHandle cuIpcOpenMemHandle "
-    "cuMemGetAddressRange cuIpcOpenEventHandle cuThreadExchangeStreamCaptureMode "
-    "cuPointerGetAttribute",
+    share: "cuCtxPushCurrent cuMemAlloc cuIpcGetMemHandle cuIpcOpenMemHandle cuMemGetAddressRange "
+    "cuThreadExchangeStreamCaptureMode cuPointerGetAttribute",
     use: "cuPointerGetAttribute cuMemHostRegister cuCtxGetCurrent cuStreamCreate cuMemcpyAsync cuMemcpy2DAsync "
     "cuEventSynchronize cuCtxSynchronize cuCtxRecordEvent cuEventCreate cuEventRecord cuStreamWaitEvent cuEventQuery "
     "cuStreamIsCapturing cuStreamGetCtx cuCtxGetDevice",
