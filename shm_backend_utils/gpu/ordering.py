@@ -1,4 +1,4 @@
-"""The order of GPU work: streams that wait for streams or a whole device, marks to poll, and work of the host after it."""
+"""The order of GPU work: streams that wait for streams or a whole device, marks to poll, and later work of the host."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ class Retired:
         It waits for GPUs. Memory that CUDA refuses to free or unmap is leaked, because its users are unknown. So is all
         memory of a lost device.
         """
+        self.poll()
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            self.poll()
             self._do_all()
         finally:
             self._lock.release()

@@ -326,7 +326,12 @@ def _is_temporary(claim: CudaRegionClaim) -> bool:
 
 def collect_all(cuda: CudaAccess) -> None:
     """Free and unmap memory as GPUs finish with it; go on after a second, because the process ends soon."""
+
+    def collect() -> None:
+        while cuda.collect():  # arrays whose copies end now let go of more memory
+            time.sleep(_COLLECT_INTERVAL_S)
+
     if cuda.has_retired:
-        collecting = threading.Thread(target=cuda.collect_now, name="shm retired memory", daemon=True)
+        collecting = threading.Thread(target=collect, name="shm retired memory", daemon=True)
         collecting.start()
         collecting.join(_MOST_S)

@@ -150,8 +150,8 @@ class FakeDriver:
         """Leave out behaviour of a real driver, by name; without names, leave out nothing.
 
         ``captures``: a call for a whole context ends all captures there. ``waits``: freeing memory, or closing a
-        handle, waits for the device. ``contexts``: a context takes memory. ``openings``: to open or to close a handle
-        takes time.
+        handle, waits for the device, and memory must not be unmapped before that. ``contexts``: a context takes memory.
+        ``openings``: to open or to close a handle takes time.
         """
         if not self._native.fake_cuda_forgive(",".join(names).encode()):
             raise ValueError(f"the fake driver does not know all of {names}")

@@ -100,7 +100,7 @@ extern struct settings settings;
 /* What a real driver does, and this one does not where a test forgives it: X(name, "name for tests") */
 #define TRUTHS(X) \
   X(CAPTURES, "captures") /* calls for a whole context end its captures */ \
-  X(WAITS, "waits") /* to free memory, or to close a handle, waits for the device */ \
+  X(WAITS, "waits") /* to free memory, or to close a handle, waits for the device; to unmap it without that is wrong */ \
   X(CONTEXTS, "contexts") /* a context takes memory */ \
   X(OPENINGS, "openings") /* to open or to close a handle takes time */
 #define TRUTH_CONSTANT(name, text) name,

@@ -281,7 +281,7 @@ def test_over_the_host_every_kind_of_memory_goes(client: ShmClient, path: Any, k
 
 @pytest.mark.parametrize("path", ["inline", "triton-shm"])
 def test_over_the_host_cuda_need_not_share_memory(client: ShmClient, path: Any) -> None:
-    for function in ("cuIpcGetMemHandle", "cuIpcGetEventHandle"):
+    for function in ("cuIpcGetMemHandle", "cuMemCreate"):
         DRIVER.fail_next(function, "CUDA_ERROR_NOT_SUPPORTED", times=100)
     np.testing.assert_array_equal(doubled(client, tensor_of(X), path=path), 2 * X)
     with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU, path=path) as call:

@@ -155,13 +155,14 @@ def test_a_bank_that_is_abandoned_asks_nothing_of_cuda_itself(slots: Slots, monk
     """A finalizer abandons it, and CUDA may wait for a device that it frees memory of."""
     slots.region().destroy()
     asked: list[int] = []
-    collect = slots.bank.cuda.collect
+    runtime = slots.bank.cuda.runtime
+    free = runtime.free
 
-    def noted() -> bool:
+    def noted(address: int, device: int) -> None:
         asked.append(threading.get_ident())
-        return collect()
+        free(address, device)
 
-    monkeypatch.setattr(slots.bank.cuda, "collect", noted)
+    monkeypatch.setattr(runtime, "free", noted)
     slots.bank.abandon()
     wait_until(lambda: slots.allocations == 0)
     assert asked

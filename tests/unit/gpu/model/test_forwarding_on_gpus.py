@@ -200,7 +200,7 @@ def test_memory_by_descriptor_is_lent_too(models: Models, client: Client) -> Non
     (response,) = models.caller.serve([request], forward)
     assert isinstance(response, InferenceResponse)
     assert response.error() is None
-    assert seen == [replace(made.claim, fence=1), None]
+    assert seen == [replace(made.claim, fence=1, waits=False), None]
     assert memory.tolist() == [21] * 4 + [42] * 4
     assert opened() == (1, 1)  # as long as the client has the region
     made.free()
