@@ -16,7 +16,17 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users, is_slot_in_use
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import error_code, error_of, message_of, outputs_of
-from tests.unit.gpu.fakes import DRIVER, MODEL, PATIENCE_S, array_on, collect_all, held_back, kernel, stream_on
+from tests.unit.gpu.fakes import (
+    DRIVER,
+    MODEL,
+    PATIENCE_S,
+    array_on,
+    collect_all,
+    held_back,
+    kernel,
+    stream_on,
+    wait_until,
+)
 from tests.unit.gpu.model.conftest import (
     DEVICE,
     HOST,
@@ -126,8 +136,12 @@ def test_a_response_leaves_while_the_gpu_works_which_completes_the_slot_itself(e
         finish.set()
         client.wait_for_gpus()
         assert client.output() == [42] * 4
-    early_calls.collect()
-    assert not is_at_work(client)
+    wait_until(lambda: is_given_back(early_calls))
+
+
+def is_given_back(calls: Calls) -> bool:
+    calls.session._open_context().resolver._cuda.collect()
+    return not is_at_work(calls.client)
 
 
 def is_at_work(client: Client) -> bool:
@@ -259,7 +273,7 @@ def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cu
         with held_back(calls.stream) as finish:
             calls.serve(double_into(calls.stream, "Y"), {"Y": DEVICE})
             client.region.segment.unlink()
-            calls.session._open_context().resolver.sweep()
+            calls.session._open_context().resolver.registry.drop_abandoned()
             assert (client.events(), DRIVER.live(MODEL).pinned) == ((1, 2), 1)
             finish.set()
         client.wait_for_gpus()
@@ -273,8 +287,7 @@ def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_mod
         early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
         assert is_at_work(client)
         DRIVER.fail_next("cuStreamQuery", ILLEGAL, process=MODEL)
-        early_calls.session._open_context().resolver._cuda.collect()
-        assert not is_at_work(client)
+        wait_until(lambda: is_given_back(early_calls))
         assert not client.region.record(0).is_at_rest
     client.wait_for_gpus()
 
