@@ -1,8 +1,8 @@
-"""Check and measure this library on a real GPU. Needs NumPy and cuda-bindings, and no network.
+"""Check and measure this library on a real GPU. Needs NumPy, cuda-bindings and tritonclient, and no network.
 
-Level 1 is a client's and a model's process; level 2 is a real server, which needs tritonclient as well, and is in
-the folder that SHM_BACKEND_UTILS_SERVER names, or where this package installs it. Kernels are CuPy's, PyTorch's, or,
-with neither, the driver's own copies.
+Level 1 is the driver, and models in processes of their own without a server. Level 2 is a real server, in the folder
+that SHM_BACKEND_UTILS_SERVER names, or where this package installs it; it is installed if it is not there. Kernels are
+CuPy's, PyTorch's, or, with neither, the driver's own copies.
 
 What is asked for by name and cannot be run here has failed. The exit status is 0 if all held, 1 if something failed,
 and 2 if there is no GPU or no cuda-bindings.
@@ -24,9 +24,9 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import find_gpus
 
 from .. import ROOT
+from .facts import check_driver
 from .gpu import Gpu, describe, device_name, load_fake_gpu, load_gpu
-from .kernels import LIBRARIES
-from .processes.checks import check_processes, measure_processes
+from .kernels import LIBRARIES, Gate
 from .report import FULL, SMALL, Amounts, CheckFailedError, Report, require
 
 LEVELS: Final = (1, 2)
@@ -53,14 +53,11 @@ def check(
     title = _TITLE_OF_A_FAKE if gpu.is_fake else _TITLE
     default = _RESULTS / f"{date}-{re.sub(r'[^a-z0-9]+', '-', device_name(0).lower()).strip('-')}"
     report = Report(title, describe(gpu.runtime, date), folder or default, is_fake=gpu.is_fake)
-    gpus = _loaded(report, load, libraries)
+    gpus, gate = _loaded(report, load, libraries), Gate.create()
     if 1 in levels:
-        for library, each in gpus.items():
-            check_processes(report, each, partial(load, library))
-        for library, each in list(gpus.items())[:1]:  # what is measured depends little on the library
-            measure_processes(report, each, partial(load, library), amounts)
-    if 2 in levels:
-        _check_server(report, list(gpus.values()), amounts)
+        check_driver(report, gpu, partial(load, "neither"), gate)
+    if gpus:
+        _check_calls(report, list(gpus.values()), gate, amounts, levels)
     return int(not report.finish())
 
 
@@ -83,14 +80,16 @@ def _loaded(report: Report, load: Callable[[str], Gpu], asked_for: Sequence[str]
     return gpus
 
 
-def _check_server(report: Report, gpus: Sequence[Gpu], amounts: Amounts) -> None:
+def _check_calls(report: Report, gpus: Sequence[Gpu], gate: Gate, amounts: Amounts, levels: Sequence[int]) -> None:
     try:
-        from .server.checks import check_server  # noqa: PLC0415  # needs tritonclient
+        from .server.checks import check_harness, check_server  # noqa: PLC0415  # needs tritonclient
     except ImportError as error:
-        missing = f"the client needs tritonclient: {error}; --level 1 does without"
-        report.run("a real server", "a server starts with the models", partial(require, False, missing))
-    else:
-        check_server(report, gpus, amounts)
+        missing = f"the client needs tritonclient: {error}; docs/gpu/README.md says how to install it without a network"
+        report.run("this machine", "the client can be used", partial(require, False, missing))
+        return
+    for level, check_level in ((1, check_harness), (2, check_server)):
+        if level in levels:
+            check_level(report, gpus, gate, amounts)
 
 
 def main() -> int:

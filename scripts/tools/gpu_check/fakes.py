@@ -43,9 +43,9 @@ class FakeStream:
 
 
 class FakeLibrary:
-    def __init__(self) -> None:
+    def __init__(self, runtime: CudaRuntime) -> None:
         self.driver = FakeDriver.load()
-        self.runtime = CudaRuntime()
+        self.runtime = runtime
         self._thread = threading.local()
 
     @property
@@ -130,9 +130,9 @@ class _TorchTensor(_Array):
     __module__ = "torch"
 
 
-def install_fakes() -> None:
-    """Load the fake driver into this process, and let it import ``cupy`` and ``torch`` that work on it."""
-    library = FakeLibrary()
+def install_fakes(runtime: CudaRuntime) -> None:
+    """Let this process, which has loaded the fake driver, import ``cupy`` and ``torch`` that work on it."""
+    library = FakeLibrary(runtime)
     _module("cupy", **_cupy(library))
     from_dlpack = library.from_dlpack
     utils = _module("torch.utils", dlpack=_module("torch.utils.dlpack", from_dlpack=from_dlpack))
@@ -149,7 +149,6 @@ def install_fakes() -> None:
         empty=lambda count, dtype, device: library.empty(_TorchTensor, count, dtype, int(device.partition(":")[2])),
         float32=np.float32,
         from_dlpack=from_dlpack,
-        add=library.function(np.add),
         mul=library.function(np.multiply),
         utils=utils,
     )
@@ -173,7 +172,6 @@ def _cupy(library: FakeLibrary) -> dict[str, Any]:
     return {
         "__version__": "14.0, a fake",
         "multiply": library.function(np.multiply),
-        "add": library.function(np.add),
         "ndarray": over,
         "empty": lambda count, dtype: library.empty(_CupyArray, count, dtype, devices[-1]),
         "ElementwiseKernel": library.elementwise,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +25,10 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 from ..processes import read_if_there
 from .fakes import install_fakes
-from .kernels import Kernels, load_kernels
+from .kernels import Kernels, ask, load_kernels
 from .report import CheckFailedError
 
-WAITS: Final = ("synchronize_stream", "synchronize_device")
-"""How a host waits for a GPU without a bound."""
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
-_COUNTED: Final = ("open", "close", "pin", "unpin", "copy", "record_device", *WAITS)
 
 
 @dataclass(frozen=True)
@@ -46,31 +42,9 @@ class Gpu:
         return self.access.runtime
 
     @cached_property
-    def counts(self) -> Counter[str]:
-        """How often the runtime has done some things, by its methods' names, since this was asked for first."""
-        counts: Counter[str] = Counter()
-
-        def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-            def call_and_count(*arguments: Any) -> Any:
-                result = method(*arguments)
-                counts[name] += 1
-                return result
-
-            return call_and_count
-
-        vars(self.runtime).update({name: counting(name, getattr(self.runtime, name)) for name in _COUNTED})
-        return counts
-
-    @cached_property
     def stream(self) -> int:
         """A stream of GPU 0, for what the check itself copies."""
         return self.runtime.create_stream(0)
-
-    def destroy_stream(self) -> None:
-        """Let :attr:`stream` go, when what is on it is done; asking for it again makes another."""
-        stream = vars(self).pop("stream", None)
-        if stream is not None:
-            self.runtime.destroy_stream(stream, 0)
 
     def described(self, value: Any) -> DeviceArray:
         """Return what an array of any library is; :attr:`stream` waits for what that library has on its own."""
@@ -78,6 +52,26 @@ class Gpu:
         if not isinstance(found, DeviceArray):
             raise CheckFailedError(f"an array is not contiguous: {found}")
         return found
+
+    def new(self, count: int) -> DeviceArray:
+        """Return memory of GPU 0 that the library has allocated, not cleared."""
+        return self.described(self.kernels.tensor(count, 0))
+
+    def settle(self) -> None:
+        """Wait for all that this process has on GPU 0."""
+        with self.runtime.on(0):
+            ask("cuCtxSynchronize")
+
+    def is_idle(self, stream: int) -> bool:
+        """Return whether all is done that is on a stream."""
+        try:
+            with self.runtime.on(0):
+                ask("cuStreamQuery", stream)
+        except CudaError as error:
+            if error.name != "CUDA_ERROR_NOT_READY":
+                raise
+            return False
+        return True
 
     def upload(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
         """Fill an array, and wait until that is done."""
@@ -112,42 +106,25 @@ def load_gpu(library: str) -> Gpu:
 
 def load_fake_gpu(library: str) -> Gpu:
     FakeDriver.load()
-    if library != "neither":
-        install_fakes()
     access = CudaAccess()
+    if library != "neither":
+        install_fakes(access.runtime)
     return Gpu(access, load_kernels(library, access.runtime), is_fake=True)
 
 
 def device_name(device: int) -> str:
-    name: bytes = _ask("cuDeviceGetName", 256, _ask("cuDeviceGet", device))
+    name: bytes = ask("cuDeviceGetName", 256, ask("cuDeviceGet", device))
     return name.split(b"\0")[0].decode()
 
 
 def used_bytes(runtime: CudaRuntime) -> int:
     with runtime.on(0):
-        free, total = _ask("cuMemGetInfo")
+        free, total = ask("cuMemGetInfo")
     return int(total) - int(free)
 
 
-def pool_memory(runtime: CudaRuntime, count: int) -> DeviceArray:
-    """Return FP32 in memory of GPU 0's pool (``cuMemAllocAsync``), which has no IPC handle. It is never freed."""
-    with runtime.on(0):
-        address = int(_ask("cuMemAllocAsync", count * 4, 0))
-        runtime.synchronize_stream(0, 0)
-    return DeviceArray(runtime, address, (count,), np.dtype(np.float32), 0, None)
-
-
-def _ask(name: str, *arguments: Any) -> Any:
-    from cuda.bindings import driver  # noqa: PLC0415  # where a runtime is, it is too
-
-    error, *found = getattr(driver, name)(*arguments)
-    if error:
-        raise CudaError(f"asking for {name}", error.name)
-    return found[0] if len(found) == 1 else found
-
-
 def describe(runtime: CudaRuntime, date: str) -> dict[str, str]:
-    count, cuda = runtime.device_count(), int(_ask("cuDriverGetVersion"))
+    count, cuda = runtime.device_count(), int(ask("cuDriverGetVersion"))
     gibibytes = runtime.total_bytes(0) / 2**30
     driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", read_if_there(_DRIVER_FILE))
     return {

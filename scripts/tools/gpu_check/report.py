@@ -75,11 +75,14 @@ class Report:
         self._folder = folder  # for the two files, which are there even if a check takes the process with it
         self._folder.mkdir(parents=True, exist_ok=True)
         self._text = ""
+        self._running = ""  # the check, by which a report that ends early tells where
         self._say(title, "", *[f"{what}: {value}" for what, value in machine.items()], "")
 
-    def run(self, group: str, name: str, check: Callable[[], str | None]) -> None:
-        """Run a check, which may return a detail. Whatever it raises ends it alone."""
+    def run(self, group: str, name: str, check: Callable[[], str | None]) -> bool:
+        """Run a check, which may return a detail, and return whether it passed. Whatever it raises ends it alone."""
         trace = ""
+        self._running = f"{group}: {name}"
+        self._write()
         try:
             status, detail = "PASS", check() or ""
         except NotOnAFakeError as error:
@@ -90,7 +93,9 @@ class Report:
             status, detail = "FAIL", f"{type(error).__name__}: {error}"
             trace = traceback.format_exc().replace(f"{ROOT}/", "")
         self.outcomes.append(Outcome(group, name, status, detail, trace))
+        self._running = ""
         self._say(f"{status}  {group}: {name}{f' ({detail})' if detail else ''}".replace("\n", " "))
+        return status == "PASS"
 
     def measure(self, group: str, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
         def check() -> str:
@@ -126,12 +131,17 @@ class Report:
         text = "".join(f"{line}\n" for line in lines)
         print(text, end="", flush=True)
         self._text += text
-        (self._folder / TEXT_FILE).write_text(self._text)
+        self._write()
+
+    def _write(self) -> None:
+        running = f"RUNNING  {self._running}\n" if self._running else ""
+        (self._folder / TEXT_FILE).write_text(self._text + running)
         figures = [{**asdict(figure), "is_held": figure.is_held} for figure in self.figures]
         content = {
             "title": self._title,
             "machine": self._machine,
             "failed": self._count("FAIL"),
+            "running": self._running,
             "checks": [outcome._asdict() for outcome in self.outcomes],
             "figures_of_a_fake_gpu" if self._is_fake else "figures": figures,
         }
@@ -139,10 +149,8 @@ class Report:
 
 
 _WARM_UP_ROUNDS: Final = 20
-_SLOW_WARM_UP_ROUNDS: Final = 3
 
 _Prepared = TypeVar("_Prepared")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -151,13 +159,21 @@ class Amounts:
     identity_bytes: tuple[int, ...]  # from the smallest to the largest
     large_bytes: int  # of the input of everything else that is measured
     slow_rounds: int  # how often that is measured which takes tens of milliseconds
-    requests: int  # so many requests over so many regions of this size
-    regions: int
-    region_bytes: int
+    lent_bytes: tuple[int, ...]  # of inputs that are lent, or copied
+    rest_s: float  # how long models need to let go of a client's memory
+    pitches: tuple[int, ...]  # in bytes, from one row of four bytes to the next
 
 
-FULL: Final = Amounts(300, (2**10, 2**20, 2**26, 2**30), 2**28, 30, 10_000, 64, 2**22)
-SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, 30, 6, 2**14)
+FULL: Final = Amounts(
+    300,
+    (2**10, 2**20, 2**26, 2**30),
+    2**28,
+    30,
+    tuple(2**power for power in range(20, 31, 2)),
+    6.0,
+    (100, 65_540, 2**20, 2**31),
+)
+SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, (2**12, 2**16), 0.2, (100, 65_540))
 
 
 def ratio(name: str, above_ms: float, below_ms: float, unit: str, **limits: Any) -> Figure:
@@ -179,14 +195,3 @@ def identity_medians(
     with ExitStack() as stack:
         prepared = {in_words(size): partial(call, stack.enter_context(prepare(size))) for size in sizes}
         return medians_of(rounds, **others, **prepared)
-
-
-def in_turns(cases: Mapping[str, Callable[[int], _Result]], rounds: int) -> dict[str, list[_Result]]:
-    """Run every case in each round, by its number, after some rounds to warm up; return what they returned."""
-    found: dict[str, list[_Result]] = {name: [] for name in cases}
-    for round_number in range(-min(_SLOW_WARM_UP_ROUNDS, rounds), rounds):
-        for name, case in cases.items():
-            result = case(round_number)
-            if round_number >= 0:
-                found[name].append(result)
-    return found

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import functools
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -30,8 +30,7 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..gpu import used_bytes
 from ..report import Amounts, CheckFailedError, Figure, NotOnAFakeError, identity_medians, require
-from .calls import COUNT, NUMBERS
-from .client import Measure, ServerCheck, ServerClient, over_empty
+from .client import COUNT, NUMBERS, TritonCheck, TritonClient, over_empty
 
 _DEVICE: Final = 0
 _WORDS: Final = np.array([b"one", b"", "zwölf".encode()], object)
@@ -47,7 +46,7 @@ class Region(NamedTuple):
         return self.cuda.get_contents_as_numpy(self.handle, np.float32, [self.byte_size // 4])
 
 
-def _module(client: ServerClient) -> Any:
+def _module(client: TritonClient) -> Any:
     if client.gpu.is_fake:  # tritonclient's needs CUDA's runtime library; this is as much of it as the check uses
         return SimpleNamespace(
             create_shared_memory_region=lambda name, size, device: CudaShmHandle(name, size, device, client.gpu.access),
@@ -64,7 +63,7 @@ def _module(client: ServerClient) -> Any:
 
 
 @contextlib.contextmanager
-def _region(client: ServerClient, byte_size: int) -> Iterator[Region]:
+def _region(client: TritonClient, byte_size: int) -> Iterator[Region]:
     module = _module(client)
     name = f"gpu-check-{secrets.token_hex(4)}"
     handle = module.create_shared_memory_region(name, byte_size, _DEVICE)
@@ -75,7 +74,7 @@ def _region(client: ServerClient, byte_size: int) -> Iterator[Region]:
 
 
 @contextlib.contextmanager
-def _only_a_gpu_is_taken(client: ServerClient) -> Iterator[None]:
+def _only_a_gpu_is_taken(client: TritonClient) -> Iterator[None]:
     """Register memory in a block, which a server refuses where the GPU is a fake."""
     try:
         yield
@@ -86,7 +85,7 @@ def _only_a_gpu_is_taken(client: ServerClient) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
+def _registered(client: TritonClient, byte_size: int) -> Iterator[Region]:
     with _region(client, byte_size) as region:
         with _only_a_gpu_is_taken(client):
             raw_handle = region.cuda.get_raw_handle(region.handle)
@@ -97,7 +96,7 @@ def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
             client.bare.unregister_cuda_shared_memory(region.name)
 
 
-def _require_quick(client: ServerClient, found: npt.NDArray[Any]) -> None:
+def _require_quick(client: TritonClient, found: npt.NDArray[Any]) -> None:
     require(bool((found == client.gpu.kernels.after_quick(NUMBERS)).all()), "the output is wrong")
 
 
@@ -108,40 +107,40 @@ def _tensors(x_region: str, y_region: str, byte_size: int) -> tuple[list[Any], l
     return [x], [y]
 
 
-def _infer(client: ServerClient, model: str, x: Region, y: Region) -> None:
+def _infer(client: TritonClient, model: str, x: Region, y: Region) -> None:
     inputs, outputs = _tensors(x.name, y.name, x.byte_size)
     client.bare.infer(model, inputs, outputs=outputs)
 
 
-def _native_request(client: ServerClient) -> None:
+def _native_request(client: TritonClient) -> None:
     with _registered(client, NUMBERS.nbytes) as x, _registered(client, NUMBERS.nbytes) as y:
         x.cuda.set_shared_memory_region(x.handle, [NUMBERS])
-        _infer(client, client.model("quick"), x, y)
+        _infer(client, client.model("work"), x, y)
         _require_quick(client, y.contents())
 
 
-def _raw_region(client: ServerClient) -> str:
+def _raw_region(client: TritonClient) -> str:
     size = NUMBERS.nbytes
     region = client.after_server.enter_context(_region(client, 2 * size))
     region.cuda.set_shared_memory_region(region.handle, [NUMBERS])
     handle = base64.b64decode(region.cuda.get_raw_handle(region.handle))
     claim = CudaRegionClaim(handle, 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None)
     inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], NUMBERS.shape, 1, 0, size)}
-    model = client.model("quick")
+    model = client.model("work")
     text = parameters.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
     client.bare.infer(model, [], parameters={parameters.DESCRIPTOR_PARAMETER: text})
     _require_quick(client, region.contents()[COUNT:])
     return f"a descriptor of {len(text)} bytes"
 
 
-def _identity(client: ServerClient, amounts: Amounts) -> list[Figure]:
+def _identity(client: TritonClient, amounts: Amounts) -> list[Figure]:
     @contextlib.contextmanager
     def registered(byte_size: int) -> Iterator[tuple[Region, Region]]:
         with _registered(client, byte_size) as x, _registered(client, byte_size) as y:
             yield x, y
 
     def infer(regions: tuple[Region, Region]) -> None:
-        _infer(client, "gpu_identity_fp32", *regions)
+        _infer(client, client.model("work"), *regions)
 
     sizes = amounts.identity_bytes
     medians = identity_medians(registered, infer, sizes, amounts.slow_rounds, empty=client.infer_nothing)
@@ -149,13 +148,15 @@ def _identity(client: ServerClient, amounts: Amounts) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def _regions(client: ServerClient, inputs: list[Any], outputs: list[tuple[str, int]]) -> Iterator[ShmRegions]:
-    used, access = _used_bytes(client), client.gpu.access
+def _regions(client: TritonClient, inputs: list[Any], outputs: list[tuple[str, int]]) -> Iterator[ShmRegions]:
+    client.free_unused()
+    used, access = used_bytes(client.gpu.runtime), client.gpu.access
     with _only_a_gpu_is_taken(client):
         try:
             regions = create_set_cuda_shm_regions(inputs, outputs, None, None, client.bare, "grpc", cuda=access)
         except InferenceServerException:
-            require(_used_bytes(client) <= used, "what could not be registered was not freed")
+            client.free_unused()
+            require(used_bytes(client.gpu.runtime) <= used, "what could not be registered was not freed")
             raise
     try:
         yield regions
@@ -163,47 +164,38 @@ def _regions(client: ServerClient, inputs: list[Any], outputs: list[tuple[str, i
         unregister_cleanup_shm_regions(regions.shm_handles, client.bare, "grpc")
 
 
-def _used_bytes(client: ServerClient) -> int:
-    """Return how much memory is in use when all is freed that can be."""
-    while client.gpu.runtime.retired.collect():
-        client.gpu.runtime.synchronize_device(0)
-    return used_bytes(client.gpu.runtime)
-
-
-def _request(client: ServerClient, numbers: Any) -> None:
+def _request(client: TritonClient, numbers: Any) -> None:
     with _regions(client, [("INPUT0", numbers)], [("OUTPUT0", NUMBERS.nbytes)]) as regions:
-        client.bare.infer(client.model("quick"), regions.inputs, outputs=regions.outputs)
+        client.bare.infer(client.model("work"), regions.inputs, outputs=regions.outputs)
         found = regions.shm_handles[1].read(np.float32, NUMBERS.shape)
     _require_quick(client, found)
     known = client.bare.get_cuda_shared_memory_status().regions
     require(not {"input0", "output0"} & set(known), "the server still knows the regions")
 
 
-def _from_the_gpu(client: ServerClient) -> None:
-    tensor = client.gpu.kernels.tensor(NUMBERS.size, 0)
-    client.gpu.upload(client.gpu.described(tensor), NUMBERS)
-    _request(client, tensor)
+def _from_the_gpu(client: TritonClient) -> None:
+    _request(client, client.filled())
 
 
-def _strings(client: ServerClient) -> None:
+def _strings(client: TritonClient) -> None:
     with _regions(client, [("WORDS", _WORDS)], []) as regions:
         read = regions.shm_handles[0].read(object, _WORDS.shape)
     require(read.tolist() == _WORDS.tolist(), "the strings are wrong")
 
 
-def _attached(client: ServerClient) -> None:
+def _attached(client: TritonClient) -> None:
     handles = [CudaShmHandle(name, NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
     client.after_server.callback(cleanup_shm_regions, handles)
     handles[0].write(NUMBERS.view(np.uint8))
     tensors = _tensors("in", "out", NUMBERS.nbytes)
     regions = {handle.name: handle.region for handle in handles}
-    attached = attach(client.model("quick"), *tensors, cuda_regions=regions, cuda=client.gpu.access)
-    response = client.bare.infer(client.model("quick"), **attached)
+    attached = attach(client.model("work"), *tensors, cuda_regions=regions, cuda=client.gpu.access)
+    response = client.bare.infer(client.model("work"), **attached)
     require(not response.get_response().outputs, "the output came with the response")
     _require_quick(client, handles[1].read(np.float32, NUMBERS.shape))
 
 
-CHECKS: Final[Mapping[str, ServerCheck]] = {
+CHECKS: Final[Mapping[str, TritonCheck]] = {
     "a model serves Triton's own CUDA shared memory": _native_request,
     "memory that tritonclient has made goes directly, by its handle": _raw_region,
     "shm_util's regions, filled from the host, serve a model and are gone then": functools.partial(
@@ -213,4 +205,6 @@ CHECKS: Final[Mapping[str, ServerCheck]] = {
     "shm_util's regions are registered with strings in them": _strings,
     "regions that attach describes serve a model, and nothing travels": _attached,
 }
-MEASURES: Final[Mapping[str, Measure]] = {"identity on Triton's own path, by size": _identity}
+MEASURES: Final[Mapping[str, Callable[[TritonClient, Amounts], list[Figure]]]] = {
+    "identity on Triton's own path, by size": _identity
+}

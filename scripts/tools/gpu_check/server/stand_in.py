@@ -10,7 +10,10 @@ import importlib
 from typing import Any
 
 from scripts.tools.gpu_check.fakes import install_fakes
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-install_fakes()
+FakeDriver.load()
+install_fakes(CudaRuntime())
 _REPLACED: Any = importlib.import_module("replaced_model")
 TritonPythonModel = _REPLACED.TritonPythonModel
