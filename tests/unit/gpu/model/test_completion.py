@@ -282,7 +282,7 @@ def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cu
 def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(early_calls: Calls) -> None:
     client = early_calls.client
     early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})  # makes memory
-    client.wait_for_gpus()
+    wait_until(lambda: is_given_back(early_calls))
     with held_back(early_calls.stream):
         early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
         assert is_at_work(client)

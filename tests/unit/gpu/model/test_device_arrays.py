@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedStream
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.mapping.memory import Pinning
 from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.view import MemoryType, TensorView
@@ -35,6 +37,7 @@ from tests.unit.gpu.fakes import (
     kernel,
     left_of,
     stream_on,
+    wait_until,
 )
 
 INT32 = dtypes.BY_NAME["INT32"]
@@ -148,15 +151,42 @@ def test_memory_is_not_used_again_if_its_call_did_not_wait_for_it(
 def test_memory_of_a_call_that_ends_early_is_free_when_its_streams_are_done(
     cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
 ) -> None:
+    region, done = ManagedRegion.create(1), list[str]()
     uses.name(stream)
     address = arrays.empty("Y", (3,), INT32, "triton", uses=uses).array.address
-    with held_back(stream) as finish:
-        uses.leave()
+    dropped_later = arrays.empty("Z", (10**6,), INT32, "triton", uses=uses)
+    with held_back(stream):
+        assert uses.leave_to_gpu(region, 0, 1, lambda: done.append("the rest"))
+        del dropped_later  # it may be in use on any stream, so CUDA frees it
         other = arrays.empty("Y", (3,), INT32, "triton")
-        assert other.array.address != address
-        finish.set()
-        cuda.retired.collect_now()
-    assert arrays.empty("Y", (3,), INT32, "triton").array.address == address
+        assert (other.array.address != address, region.record(0).completed, done) == (True, 0, [])
+    wait_until(lambda: region.record(0).completed == 1)
+    cuda.synchronize_device(DEVICE)
+    again = arrays.empty("Y", (3,), INT32, "triton")
+    assert (again.array.address, done) == (address, ["the rest"])
+    cuda.retired.collect_now()
+    assert times("cuMemFree") == 1
+    region.segment.unlink()
+    region.close()
+
+
+def test_memory_of_a_call_whose_work_may_never_end_goes_back_to_cuda(
+    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
+) -> None:
+    gone = list[str]()
+    source = array_on(cuda, [7] * 3, DEVICE)
+    weakref.finalize(source, gone.append, "the source")
+    uses.name(stream)
+    uses.keep([source])
+    arrays.empty("Y", (3,), INT32, "triton", uses=uses)
+    del source
+    with held_back(stream):
+        uses.leave()
+        cuda.retired.collect_soon()
+        time.sleep(0.02)
+        assert (gone, left_of(MODEL).allocations) == ([], 3)  # two, and the block to wait by
+    collect_all(cuda)
+    assert (gone, left_of(MODEL).allocations) == (["the source"], 0)
 
 
 def test_memory_that_does_not_fit_goes_back_to_cuda(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
