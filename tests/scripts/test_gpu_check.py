@@ -180,7 +180,7 @@ def closes_no_handle(cuda: CudaRuntime) -> None:
 
 
 def waits_for_nothing(cuda: CudaRuntime) -> None:
-    cuda.synchronize_stream = lambda stream, device: None  # type: ignore[method-assign]
+    cuda.synchronize_event = lambda event: None  # type: ignore[method-assign]
     cuda.synchronize_device = lambda device: None  # type: ignore[method-assign]
 
 

@@ -29,7 +29,7 @@ from .fakes import install_fakes
 from .kernels import Kernels, load_kernels
 from .report import CheckFailedError
 
-WAITS: Final = ("synchronize_stream", "synchronize_device")
+WAITS: Final = ("synchronize_event", "synchronize_device")
 """How a host waits for a GPU without a bound."""
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _COUNTED: Final = ("open", "close", "pin", "unpin", "copy", "record_device", *WAITS)

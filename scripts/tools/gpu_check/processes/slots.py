@@ -139,7 +139,7 @@ class LentSlot(DeviceSlot):
         runtime, address = gpu.runtime, tensor.address
         facts = runtime.pointer(address)
         with runtime.on(tensor.device):
-            handle = runtime.export(facts.base)
+            handle = runtime.export(facts.base, facts.device)
         lent = CudaRegionClaim(handle, facts.byte_size, runtime.device_uuid(tensor.device), 0, is_for_one_request=True)
         self.offset = address - facts.base
         x = InputSpan(dtypes.BY_NAME["FP32"], tensor.shape, 2, self.offset, tensor.nbytes)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.gpu.ordering import Mark
+from shm_backend_utils.gpu.ordering import Mark, OwnStreams
 
 from ...figures import in_words
 from ..gpu import WAITS
@@ -94,7 +94,7 @@ def _host_asks(client: Client) -> str:
         client.infer(slot)
         slot.let_wait(client.gpu)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
-        with contextlib.closing(Mark(gpu.runtime, gpu.stream, 0)) as mark:
+        with contextlib.closing(Mark(OwnStreams(gpu.runtime), gpu.stream, 0)) as mark:
             while not calls or not mark.is_done():
                 require(time.monotonic() < deadline, f"the call is not done after {calls} calls of others")
                 client.infer(of_others)
