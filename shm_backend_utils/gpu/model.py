@@ -368,14 +368,14 @@ class DeviceArrays:
 
     def stream_of(self, value: Any, meant: int) -> NamedStream:
         """Return a model's stream with its GPU; a default stream belongs to GPU ``meant``."""
-        with self.runtime.current(meant):
-            try:
-                named = named_stream(value)
+        try:
+            named = named_stream(value)
+            with self.runtime.current(meant if named.device is None else named.device):
                 stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
-            except CallerError as error:
-                raise ModelError(str(error)) from None
-            self._check_is_not_captured([stream])
-            return stream
+                self._check_is_not_captured([stream])
+                return stream
+        except CallerError as error:
+            raise ModelError(str(error)) from None
 
     def instance_stream(self, value: Any) -> NamedStream:
         """Return a stream as :meth:`stream_of` does; ModelError also if it is not of the instance's GPU."""

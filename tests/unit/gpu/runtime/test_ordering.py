@@ -182,6 +182,26 @@ def test_a_mark_stands_for_what_is_on_a_stream(gpu: CudaRuntime, begin: Begin, s
         each.close()
 
 
+def test_events_are_used_again_and_go_with_what_made_them(gpu: CudaRuntime, streams: list[int]) -> None:
+    own = OwnStreams(gpu)
+    with captured(streams[1]):
+        event = own.borrow_event(0)
+        with gpu.on(0):
+            gpu.record(event, streams[1])  # as if the capture had begun after this package has looked
+        own.give_back_event(event, 0)
+    mark, other = Mark(own, streams[0], 0), Mark(own, streams[0], 0)
+    assert mark.event == event != other.event
+    mark.wait()
+    other.wait()
+    mark.close()
+    order_after(own, [NamedStream(streams[0])], 0, streams[1])
+    assert DRIVER.live().events == 2
+    del own, mark, other
+    assert DRIVER.live().events == 2, "a finalizer asks nothing of CUDA"
+    collect_all(gpu)
+    assert DRIVER.live().events == 0
+
+
 # Streams of our own: nobody else has one that is borrowed, and they go with what made them
 
 
