@@ -7,6 +7,7 @@ without a named stream, the copy follows all work of that GPU, and the host wait
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from .arrays.imported import device_of, imported
 from .errors import CudaError
 from .memory.access import CudaAccess
 from .memory.pinned import PinnedRecords
-from .ordering import OwnStreams, do_after_all_work, order_after
+from .ordering import Mark, OwnStreams, do_after_all_work, order_after
 from .runtime import LEGACY_STREAM, CudaRuntime
 from .scratch import Block, Dropped, Scratch
 from .streams import NamedStream, named_stream
@@ -200,9 +201,13 @@ class DeviceArrays:
         device = device_of(self.runtime, value, self.device)
         if uses is not None:
             uses.add(device)
-        with self.own_streams.one(device) as stream:
+        streams = self.own_streams
+        stream = streams.borrow(device)
+        try:
             array = imported(self.runtime, value, stream)
             self._order_behind(stream, device, _streams_on(device, uses))
+        finally:
+            streams.give_back(stream, device)
         return array
 
     def adopt_capsule(self, capsule: object) -> DeviceArray | StridedArray:
@@ -277,18 +282,17 @@ class DeviceArrays:
         streams, own = uses.own_stream(device)
         uses.reads_host = True
         source = view.numpy()
-        if stream is not None:
-            copied = self._array(view.shape, view.dtype, device, uses)
-            with runtime.on(device):
+        with runtime.current(device):
+            if stream is not None:
+                copied = self._array(view.shape, view.dtype, device, uses)
                 copy(runtime, copied, source, stream.handle)
-            order_after(runtime, [stream], device, own)
-            return copied
-        if view.writable:  # an output, which the GPU may still write
-            self._order_after(uses.streams[device], device, own)
-        copied = self._scratch.array(view.shape, view.dtype, device, uses.dropped, written_on=own, streams=streams)
-        with runtime.on(device):
+                order_after(streams, [stream], device, own)
+                return copied
+            if view.writable:  # an output, which the GPU may still write
+                self._order_after(uses.streams[device], device, own)
+            copied = self._scratch.array(view.shape, view.dtype, device, uses.dropped, written_on=own, streams=streams)
             copy(runtime, copied, source, own)
-        return copied
+            return copied
 
     def wait(self, uses: Iterable[DeviceUses]) -> None:
         """Wait until GPUs have finished the work on the calls' named streams, or all work if a call named none there.
@@ -313,9 +317,12 @@ class DeviceArrays:
             with _refused_in_captures():
                 runtime.synchronize_device(device)
             return
-        with self.own_streams.one(device) as stream:
-            self._order_after(_all_streams_on(device, using), device, stream)
-            runtime.synchronize_stream(stream, device)
+        streams = _all_streams_on(device, using)
+        with runtime.current(device):
+            self._check_is_not_captured(streams)
+            for each in streams:
+                with contextlib.closing(Mark(self.own_streams, each.handle, device)) as mark:
+                    mark.wait()
 
     def put_back(self, dropped: Sequence[Block]) -> None:
         """Mark own memory as free again, after the GPUs have finished with it."""
@@ -332,19 +339,18 @@ class DeviceArrays:
         """Let a GPU write a slot's ``completed`` behind all work of a call that has named streams on each GPU.
 
         Return a function that tells whether it is written, or never will be; None if no GPU can write it. CudaError if
-        the call's work has failed; ModelError if a named stream is being captured.
+        the call's work has failed.
         """
         runtime, records = self.runtime, PinnedRecords.of(self.runtime, region)
         named = [stream for streams in uses.streams.values() for stream in streams]
-        self._check_is_not_captured(named)
         places = [(each, address) for each in uses if (address := records.completed(slot, each)) is not None]
         if not places:
             return None
         device, address = places[0]
         try:
             streams, own = uses.own_stream(device)
-            order_after(runtime, named, device, own)
-            with runtime.on(device):
+            with runtime.current(device):
+                order_after(streams, named, device, own)
                 runtime.write_word(address, generation, own)
         except CudaError as error:
             if error.is_final:
@@ -353,7 +359,7 @@ class DeviceArrays:
 
         def is_over(_: OwnStreams = streams) -> bool:  # the streams live as long as this function
             try:
-                with runtime.on(device):
+                with runtime.current(device):
                     return runtime.is_stream_done(own)
             except CudaError as error:
                 return error.is_final
@@ -364,11 +370,12 @@ class DeviceArrays:
         """Return a model's stream with its GPU; a default stream belongs to GPU ``meant``."""
         try:
             named = named_stream(value)
-            stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
+            with self.runtime.current(meant if named.device is None else named.device):
+                stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
+                self._check_is_not_captured([stream])
+                return stream
         except CallerError as error:
             raise ModelError(str(error)) from None
-        self._check_is_not_captured([stream])
-        return stream
 
     def instance_stream(self, value: Any) -> NamedStream:
         """Return a stream as :meth:`stream_of` does; ModelError also if it is not of the instance's GPU."""
@@ -388,13 +395,13 @@ class DeviceArrays:
         """Raise ModelError if a stream is being captured into a graph, because the library cannot wait for it."""
         for stream in streams:
             assert stream.device is not None
-            with self.runtime.on(stream.device):
-                is_captured = self.runtime.is_capturing(stream.handle)
-            if is_captured:
-                raise ModelError(
-                    f"a stream of GPU {stream.device} that was named is being captured into a graph, so the library "
-                    "cannot wait for it; end the capture first, or name the stream that the graph is launched on"
-                )
+            with self.runtime.current(stream.device):
+                if self.runtime.is_capturing(stream.handle):
+                    raise ModelError(
+                        f"a stream of GPU {stream.device} that was named is being captured into a graph, so the "
+                        "library cannot wait for it; end the capture first, or name the stream that the graph is "
+                        "launched on"
+                    )
 
     def close(self) -> None:
         """Return memory and streams that no array uses to CUDA. Twice is fine."""
@@ -408,12 +415,12 @@ class DeviceArrays:
         """Make later work on ``stream`` wait for a GPU's named streams or, if none is named, for all its work."""
         self._check_is_not_captured(named)
         with _refused_in_captures():
-            order_after(self.runtime, named, device, stream)
+            order_after(self.own_streams, named, device, stream)
 
     def _order_behind(self, stream: int, device: int, named: Sequence[NamedStream]) -> None:
         for each in named:
             assert each.device is not None
-            order_after(self.runtime, [NamedStream(stream, device)], each.device, each.handle)
+            order_after(self.own_streams, [NamedStream(stream, device)], each.device, each.handle)
 
 
 def _refused_in_captures() -> translate[CudaError]:

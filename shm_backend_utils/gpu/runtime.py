@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
-from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import MachineError
-from ..process import call_after_fork
 from .errors import CudaError
 from .retired import Retired
 from .virtual_memory import BLOCK_BYTES, VirtualMemory
@@ -42,13 +39,19 @@ PER_THREAD_STREAM: Final = 2
 DEFAULT_STREAMS: Final = frozenset({0, LEGACY_STREAM, PER_THREAD_STREAM})
 
 _NOT_READY: Final = "CUDA_ERROR_NOT_READY"
-_INVALID_VALUE: Final = "CUDA_ERROR_INVALID_VALUE"
+# For an address that CUDA does not know, its documentation has both null attributes and an error.
+_UNKNOWN_ADDRESS: Final = frozenset({"CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
+_ATTRIBUTES: Final = (
+    *("MEMORY_TYPE", "IS_MANAGED", "DEVICE_ORDINAL", "RANGE_START_ADDR", "RANGE_SIZE"),
+    "IS_LEGACY_CUDA_IPC_CAPABLE",
+)
 _LAZY_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PORTABLE: Final = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU's context
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: a waiting host thread sleeps
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
+_OF_A_DEVICE: Final = 2  # CU_MEMORYTYPE_DEVICE
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 _IMPLICIT: Final = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
@@ -75,9 +78,7 @@ class CudaRuntime(VirtualMemory):
     """CUDA in this process. Thread-safe. Addresses, streams and events are integers."""
 
     def __init__(self, driver: Any | None = None) -> None:
-        self._driver = _imported_driver() if driver is None else driver
-        self._lock = threading.RLock()  # reentrant: a finalizer may need a context while its thread holds the lock
-        self._contexts: dict[int, Any] = {}
+        super().__init__(_imported_driver() if driver is None else driver)
         self._uuids: dict[int, str] = {}
         try:
             self._ask("starting CUDA", "cuInit", 0)
@@ -88,11 +89,6 @@ class CudaRuntime(VirtualMemory):
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
         self.retired = Retired()  # memory to free or unmap
-        call_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the lock in a forked child, where the parent's threads do not run. CUDA refuses all calls there."""
-        self._lock = threading.RLock()
 
     def device_count(self) -> int:
         """Return how many devices this process sees (``cuDeviceGetCount``)."""
@@ -118,20 +114,6 @@ class CudaRuntime(VirtualMemory):
         """Return whether a device's streams can write and wait for 64-bit words (``cuDeviceGetAttribute``)."""
         return self._has(device, "CAN_USE_64_BIT_STREAM_MEM_OPS")
 
-    @contextlib.contextmanager
-    def on(self, device: int) -> Iterator[None]:
-        """Make a device current in the calling thread, for the block (``cuCtxPushCurrent``)."""
-        self._ask(f"making GPU {device} current", "cuCtxPushCurrent", self._context(device))
-        try:
-            with self._beside_captures():
-                yield
-        finally:
-            self._ask("going back to the former GPU", "cuCtxPopCurrent")
-
-    def make_current(self, device: int) -> None:
-        """Make a device current in the calling thread, from now on (``cuCtxSetCurrent``)."""
-        self._ask(f"making GPU {device} current", "cuCtxSetCurrent", self._context(device))
-
     def allocate(self, byte_size: int, device: int) -> int:
         """Allocate memory, not cleared, with its size rounded up by :func:`whole_blocks` (``cuMemAlloc``)."""
         byte_size = whole_blocks(byte_size)
@@ -143,9 +125,9 @@ class CudaRuntime(VirtualMemory):
         with self.on(device):
             self._ask("freeing GPU memory", "cuMemFree", address)
 
-    def export(self, address: int) -> bytes:
+    def export(self, address: int, device: int) -> bytes:
         """Return the IPC handle of an allocation (``cuIpcGetMemHandle``)."""
-        with self.on(self.pointer(address).device):
+        with self.on(device):
             return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
 
     def open(self, handle: bytes, device: int) -> int:
@@ -166,26 +148,24 @@ class CudaRuntime(VirtualMemory):
         return int(begin), int(byte_size)
 
     def pointer(self, address: int) -> PointerFacts:
-        """Return CUDA's attributes of an address (``cuPointerGetAttribute``)."""
-        with self._on_any():
-            try:
-                kind = int(self._attribute("MEMORY_TYPE", address))
-            except CudaError as error:
-                if error.name == _INVALID_VALUE:  # "not allocated by, mapped by, or registered with" a context
-                    return PointerFacts("host")
-                raise
-            is_managed = bool(self._attribute("IS_MANAGED", address))
-            if kind == _OF_THE_HOST and not is_managed:
-                return PointerFacts("pinned")
-            device = int(self._attribute("DEVICE_ORDINAL", address))
-            base, byte_size = (
-                int(self._attribute("RANGE_START_ADDR", address)),
-                int(self._attribute("RANGE_SIZE", address)),
-            )
-            if is_managed or kind == _UNIFIED:
-                return PointerFacts("managed", device, base, byte_size)
-            is_exportable = base % BLOCK_BYTES == 0 and bool(self._attribute("IS_LEGACY_CUDA_IPC_CAPABLE", address))
+        """Return CUDA's attributes of an address (``cuPointerGetAttributes``)."""
+        known = self._driver.CUpointer_attribute
+        attributes = [getattr(known, f"CU_POINTER_ATTRIBUTE_{name}") for name in _ATTRIBUTES]
+        doing = "asking about an address"
+        try:
+            with self._on_any():
+                found = self._ask(doing, "cuPointerGetAttributes", len(attributes), attributes, address)
+        except CudaError as error:
+            if error.name in _UNKNOWN_ADDRESS:
+                return PointerFacts("host")
+            raise
+        kind, is_managed, device, base, byte_size, can_be_exported = map(int, found)
+        if is_managed or kind == _UNIFIED:
+            return PointerFacts("managed", device, base, byte_size)
+        if kind == _OF_A_DEVICE:
+            is_exportable = base % BLOCK_BYTES == 0 and bool(can_be_exported)
             return PointerFacts("device", device, base, byte_size, is_exportable)
+        return PointerFacts("pinned" if kind == _OF_THE_HOST else "host")
 
     def pin(self, address: int, byte_size: int) -> None:
         """Register host memory with CUDA (``cuMemHostRegister``): copies then need no staging buffer."""
@@ -233,9 +213,12 @@ class CudaRuntime(VirtualMemory):
         if stream in DEFAULT_STREAMS:
             return current
         doing = f"asking for the GPU of stream {stream:#x}"
-        with self.on(current):
+        with self.current(current):
             context = self._ask(doing, "cuStreamGetCtx", stream)
-        self._ask(doing, "cuCtxPushCurrent", context)
+        for device, known in self._contexts.copy().items():
+            if int(known) == int(context):
+                return device
+        self._ask(doing, "cuCtxPushCurrent", context)  # it is none of this package's, for example a green one
         try:
             return int(self._ask(doing, "cuCtxGetDevice"))
         finally:
@@ -256,14 +239,22 @@ class CudaRuntime(VirtualMemory):
 
     def synchronize_stream(self, stream: int, device: int) -> None:
         """Wait, asleep, until a stream of a device has finished (``cuEventSynchronize``)."""
-        with self.on(device):  # cuStreamSynchronize would keep a CPU busy for the whole wait
-            event = self._ask("making an event", "cuEventCreate", _WITHOUT_TIMING | _BLOCKING_SYNC)
+        with self.current(device), self._beside_captures():
+            event = self.create_event(device)
             try:
                 self.record(event, stream)
-                self._ask("waiting for a stream", "cuEventSynchronize", event)
+                self.synchronize_event(event)
             finally:
                 with contextlib.suppress(CudaError):  # an error of the wait tells more
-                    self._ask("destroying an event", "cuEventDestroy", event)
+                    self.destroy_event(event, device)
+
+    def synchronize_event(self, event: int) -> None:
+        """Wait, asleep, for the work before the last record of an event (``cuEventSynchronize``).
+
+        The function ``cuStreamSynchronize`` would keep a CPU busy for the whole wait.
+        """
+        with self._beside_captures():
+            self._ask("waiting for a stream", "cuEventSynchronize", event)
 
     def synchronize_device(self, device: int) -> None:
         """Wait until a device has finished all work of this process (``cuCtxSynchronize``).
@@ -310,7 +301,7 @@ class CudaRuntime(VirtualMemory):
         """
         if not self.records_devices:
             self.synchronize_device(device)
-            with self.on(device):
+            with self.current(device):
                 self.record(event, 0)
             return
         with self.on(device):
@@ -339,7 +330,8 @@ class CudaRuntime(VirtualMemory):
 
     def _is_ready(self, doing: str, name: str, handle: int) -> bool:
         try:
-            self._ask(doing, name, handle)
+            with self._beside_captures():
+                self._ask(doing, name, handle)
         except CudaError as error:
             if error.name != _NOT_READY:
                 raise
@@ -351,55 +343,11 @@ class CudaRuntime(VirtualMemory):
         if self.is_capturing(LEGACY_STREAM):
             raise CudaError(f"waiting for all work on GPU {device}", _IMPLICIT)
 
-    @contextlib.contextmanager
-    def _beside_captures(self) -> Iterator[None]:
-        """Allow calls that CUDA by default forbids in all threads while any thread captures a stream into a graph."""
-        exchange = self._driver.cuThreadExchangeStreamCaptureMode
-        error, former = exchange(self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
-            yield
-        finally:
-            if not error:
-                exchange(former)
-
-    @contextlib.contextmanager
-    def _on_any(self) -> Iterator[None]:
-        """Make a device current, if none is, for calls that work on any device; prefer a device that has a context."""
-        current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
-        with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
-            yield
-
-    def _context(self, device: int) -> Any:
-        """Return a device's primary context, which this process and all libraries in it share."""
-        context = self._contexts.get(device)
-        if context is None:
-            with self._lock:
-                doing = f"making GPU {device} ready"
-                context = self._contexts.get(device) or self._ask(
-                    doing, "cuDevicePrimaryCtxRetain", self._ask(doing, "cuDeviceGet", device)
-                )
-                self._contexts[device] = context
-        return context
-
-    def _attribute(self, name: str, address: int) -> Any:
-        attribute = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-        return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
-
     def _filled(self, kind: str, content: bytes) -> Any:
         """Return a driver's handle of type ``kind`` with this content, in a way that works with bindings 12 and 13."""
         handle = getattr(self._driver, kind)()
         ctypes.memmove(handle.getPtr(), content, HANDLE_LENGTH)
         return handle
-
-    def _ask(self, doing: str, name: str, *arguments: Any) -> Any:
-        """Call a driver function, and return its results without the error code."""
-        try:
-            error, *found = getattr(self._driver, name)(*arguments)
-        except (KeyError, ValueError) as unknown:  # the bindings do not know an error of a newer driver
-            raise CudaError(doing, f"CUresult {unknown}") from None
-        if error:
-            raise CudaError(doing, error.name)
-        return found[0] if len(found) == 1 else found
 
 
 def whole_blocks(byte_size: int) -> int:

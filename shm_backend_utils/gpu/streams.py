@@ -32,6 +32,12 @@ class NamedStream:
         """Whether this is the per-thread default stream, which is a different stream in each thread."""
         return self.handle == PER_THREAD_STREAM
 
+    def on_its_device(self, runtime: CudaRuntime, current: int) -> NamedStream:
+        """Return the stream with its device, or unchanged if it is a default stream; raises as :meth:`device_on`."""
+        if self.device is not None or self.handle in DEFAULT_STREAMS:
+            return self
+        return NamedStream(self.handle, self.device_on(runtime, current), self.owner)
+
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
         """Return the stream's device (``meant`` for a default stream without one); CallerError for unknown streams."""
         if self.device is not None:

@@ -7,12 +7,11 @@ or has its descriptor. CUDA maps it as a whole only.
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from ..memory.descriptors import Descriptor
+from .contexts import Contexts
 from .errors import CudaError
 
 __all__ = ["BLOCK_BYTES", "VirtualMemory"]
@@ -25,17 +24,8 @@ _NOT_SUPPORTED: Final = "CUDA_ERROR_NOT_SUPPORTED"
 T = TypeVar("T")
 
 
-class VirtualMemory(ABC):
+class VirtualMemory(Contexts):
     """The driver's calls for virtual memory; :class:`.CudaRuntime` has the others."""
-
-    _driver: Any
-
-    @abstractmethod
-    def on(self, device: int) -> AbstractContextManager[None]:
-        """Make a device current for a block."""
-
-    @abstractmethod
-    def _ask(self, doing: str, name: str, *arguments: Any) -> Any: ...
 
     def shares_by_descriptor(self, device: int) -> bool:
         """Return whether a device has virtual memory that descriptors share (``cuDeviceGetAttribute``)."""

@@ -99,7 +99,7 @@ def lend(connection: Connection, load: LoadGpu) -> None:
         connection.send(tensor)
     else:
         facts = gpu.runtime.pointer(array.address)
-        connection.send((gpu.runtime.export(facts.base), array.address - facts.base))
+        connection.send((gpu.runtime.export(facts.base, facts.device), array.address - facts.base))
     with contextlib.suppress(EOFError):
         connection.recv()  # it lives until the receiver is done
 
@@ -178,7 +178,7 @@ def _opened(gpu: Gpu, load: LoadGpu, *, user: int | None = None) -> str:
         require(bool((gpu.download(again.array()) == _NUMBERS).all()), "this process has found other numbers there")
         again.free()
         with another_process(_look, load, user) as looker:
-            looker.send(runtime.export(own.address))
+            looker.send(runtime.export(own.address, own.device))
             send_handle(looker, descriptor, None)
             told = looker.recv()
         require(not any(told), f"by its handle: {told[0] or 'right'}; by its descriptor: {told[1] or 'right'}")

@@ -18,7 +18,7 @@ from ...gpu.errors import CudaError
 from ...gpu.memory.bank import DeviceBank
 from ...gpu.ordering import Mark, OwnStreams, order_after
 from ...gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
-from ...gpu.streams import Named
+from ...gpu.streams import Named, NamedEvent, NamedStream
 from .sources import Source
 
 __all__ = ["DeviceSource", "GpuWork", "Gpus", "device_source", "inputs_on_gpus", "library_of_inputs", "work_of"]
@@ -56,7 +56,8 @@ class GpuWork:
 
     def __init__(self, gpus: Gpus) -> None:
         self.gpus = gpus
-        self._streams: dict[int, int] = {}
+        self._streams: dict[int, int] = {}  # of GPUs for which the call has work
+        self._followed: list[Mark] = []  # work of the user on the other GPUs
         self._lender = gpus.streams
 
     def stream_on(self, device: int) -> int:
@@ -65,13 +66,28 @@ class GpuWork:
             stream = self._streams[device] = self._lender.borrow(device)
         return stream
 
-    def follow(self, named: Named, devices: Iterable[int]) -> None:
-        """Make later work wait for the streams and events in ``named``; if it is empty, for all work of these GPUs."""
+    def follow(self, named: Named, devices: Iterable[int]) -> Named:
+        """Make later work wait for the streams and events in ``named``; if it is empty, for all work of these GPUs.
+
+        Return ``named`` with the GPUs of its streams.
+        """
+        runtime, lender = self.gpus.runtime, self._lender
         for device in {*devices, *self._streams}:
-            order_after(self.gpus.runtime, named, device, self.stream_on(device))
+            with runtime.current(device):
+                streams = [each.on_its_device(runtime, device) for each in named if isinstance(each, NamedStream)]
+                events = [each for each in named if isinstance(each, NamedEvent)]
+                named = [*streams, *events]
+                if events or device in self._streams:  # the host polls no event of a user, who may destroy it
+                    order_after(lender, named, device, self.stream_on(device))
+                    continue
+                marks = [Mark.behind(lender, each, device) for each in streams] or [Mark(lender, None, device)]
+                self._followed += [mark for mark in marks if not mark.is_done()]
+        return named
 
     def marks(self) -> list[Mark]:
-        return [Mark(self.gpus.runtime, stream, device) for device, stream in self._streams.items()]
+        """Return marks that the GPUs pass when they have done the work so far, and the work that it follows."""
+        followed, self._followed = self._followed, []
+        return followed + [Mark(self._lender, stream, device) for device, stream in self._streams.items()]
 
     def close(self) -> None:
         """Give the streams back when their queued work is done. Twice is fine."""
@@ -132,7 +148,7 @@ class DeviceSource(Source):
     def _export(self) -> str:
         """Export the memory; return the obstacle, or an empty string."""
         try:
-            self.handle = self.array.runtime.export(self.facts.base)
+            self.handle = self.array.runtime.export(self.facts.base, self.facts.device)
         except CudaError as error:
             return (
                 f"CUDA refuses to export it ({error.name}), as it does with memory of another process, for example "
@@ -154,7 +170,8 @@ class DeviceSource(Source):
     def put(self, target: DeviceArray | npt.NDArray[Any]) -> None:
         """Queue a copy of the tensor to an array, on its stream."""
         assert self.device is not None
-        copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
+        with self.array.runtime.current(self.device):
+            copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
 
 
 def device_source(

@@ -75,16 +75,18 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
-    """Make a call's GPU work wait for the streams that the user named, or without such streams for all work."""
+def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[Named]:
+    """Make a call's GPU work wait for the streams that the user named, or without such streams for all work.
+
+    Return these streams with their GPUs.
+    """
     if named:
-        work.follow(named, devices)
-        return
+        return work.follow(named, devices)
     with translate(CudaError, _refusal):
         if work.gpus.runtime.records_devices:
-            work.follow((), devices)
+            return work.follow((), devices)
         else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
-            yield from offloaded(lambda: work.follow((), devices), deadline, _COMES_BEFORE)
+            return (yield from offloaded(lambda: work.follow((), devices), deadline, _COMES_BEFORE))
 
 
 def _refusal(error: CudaError) -> CallerError | None:
@@ -274,7 +276,7 @@ class CallOnGpus(OnGpus):
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
-            yield from _followed(work, self.named, self._devices, deadline)
+            self.named = yield from _followed(work, self.named, self._devices, deadline)
             # None in this set means an unknown stream: an event, for example, does not show which stream reads later.
             streams = {
                 each if isinstance(each, NamedStream) and not each.is_the_threads else None
@@ -350,16 +352,17 @@ class CallOnGpus(OnGpus):
         places = {(each.device_on(runtime, meant), each.handle) for meant in self._devices for each in streams}
         try:
             waits = [(device, stream, records.completed(slot.index, device)) for device, stream in places]
-            for device, stream, address in waits:
-                with runtime.on(device):
-                    if address is None or runtime.is_capturing(stream):  # a graph would wait at each launch
-                        return False
-            awaited = _Awaited(self._region, records)
-            self._gpus.bank.keep_while(awaited.goes_on, awaited)
-            for device, stream, address in waits:
-                with runtime.on(device):
-                    assert address is not None
-                    runtime.wait_for_word(address, slot.sent, stream)
+            with runtime.current(waits[0][0]):
+                for device, stream, address in waits:
+                    with runtime.current(device):
+                        if address is None or runtime.is_capturing(stream):  # a graph would wait at each launch
+                            return False
+                awaited = _Awaited(self._region, records)
+                self._gpus.bank.keep_while(awaited.goes_on, awaited)
+                for device, stream, address in waits:
+                    with runtime.current(device):
+                        assert address is not None
+                        runtime.wait_for_word(address, slot.sent, stream)
         except CudaError as error:
             if error.is_final:
                 raise

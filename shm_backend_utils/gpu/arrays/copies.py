@@ -93,7 +93,7 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
     for array in (target, source):
         if isinstance(array, DeviceArray):
             array.let_wait(stream, own)
-    with runtime.on(own):
+    with runtime.on(own):  # the driver may wait for memory of the host
         try:
             _queue(runtime, planned, _address_of(target), _address_of(source), stream)
         except CudaError as error:

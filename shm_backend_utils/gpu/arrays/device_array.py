@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ... import dtypes
 from ...tensors import dlpack
 from ...tensors.dlpack import c_strides
-from ..ordering import order_after
+from ..ordering import OwnStreams, order_after
 from ..runtime import LEGACY_STREAM, PER_THREAD_STREAM, CudaRuntime
 from ..streams import NamedStream
 from .capsules import CapsuleTensor, capsule_over
@@ -179,7 +179,8 @@ class DeviceArray:
             The stream does not exist.
         """
         if self.written_on is not None and stream != self.written_on:
-            order_after(self.runtime, (NamedStream(self.written_on, self.device),), device, stream)
+            written_on = NamedStream(self.written_on, self.device)
+            order_after(OwnStreams(self.runtime), (written_on,), device, stream)
 
     def cupy(self) -> Any:
         """Return a CuPy array over this memory; CuPy's current stream waits until the elements are written.

@@ -12,7 +12,7 @@ from ... import dtypes
 from ...errors import TensorTypeError
 from ...tensors import dlpack
 from ...tensors.dlpack import VERSION, c_strides
-from ..ordering import order_after
+from ..ordering import OwnStreams, order_after
 from ..runtime import LEGACY_STREAM, CudaRuntime
 from ..streams import NamedStream
 from .capsules import taken_over
@@ -110,7 +110,8 @@ def _by_interface(runtime: CudaRuntime, value: Any, stream: int, tensor: str) ->
         device = runtime.pointer(address).device
     produced_on = interface.get("stream")
     if produced_on is not None:
-        order_after(runtime, (NamedStream(int(produced_on) or LEGACY_STREAM, device),), device, stream)
+        writer = NamedStream(int(produced_on) or LEGACY_STREAM, device)
+        order_after(OwnStreams(runtime), (writer,), device, stream)
     strides = interface.get("strides") or c_strides(shape, dtype.itemsize)
     return _array(runtime, address, shape, tuple(strides), dtype.numpy, device, value, bool(is_read_only))
 

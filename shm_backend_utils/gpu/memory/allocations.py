@@ -44,7 +44,7 @@ class CudaAllocation:
         self.byte_size = whole_blocks(byte_size)
         self.address = owned.address
         self._owned: DeviceMemory | None = owned
-        self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
+        self.handle = runtime.export(owned.address, device)  # 64 bytes, CUDA's CUipcMemHandle
         self.device_uuid = runtime.device_uuid(device)
 
     @property

@@ -139,6 +139,30 @@ def captured_elsewhere(mode: str) -> Iterator[None]:
         thread.submit(end, stream).result()
 
 
+@contextlib.contextmanager
+def recorded_calls(runtime: CudaRuntime) -> Iterator[list[str]]:
+    """Record the driver's functions that this thread calls, in a list, as if GPUs were done whenever they are asked."""
+    names, thread, driver = list[str](), threading.get_ident(), runtime._driver
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(driver, name)
+            if not name.startswith("cu") or threading.get_ident() != thread:
+                return found
+
+            def call(*arguments: Any) -> Any:
+                names.append(name)
+                if name == "cuEventQuery":
+                    driver.cuEventSynchronize(*arguments)
+                return found(*arguments)
+
+            return call
+
+    runtime._driver = Recording()
+    yield names
+    runtime._driver = driver
+
+
 def content(array: Any) -> npt.NDArray[Any]:
     return DRIVER.memory(array.address, array.shape, array.dtype)
 

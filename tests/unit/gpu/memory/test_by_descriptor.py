@@ -230,7 +230,7 @@ def test_memory_is_refused_when_its_region_is_removed(shared: Shared) -> None:
     assert shared.refusal() == "regions[1] was removed by its owner"
 
 
-@pytest.mark.parametrize("function", ["cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuPointerGetAttribute"])
+@pytest.mark.parametrize("function", ["cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuPointerGetAttributes"])
 def test_what_fails_leaves_nothing_mapped(shared: Shared, function: str) -> None:
     DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", 1, CLIENT)
     assert "CUDA_ERROR_OUT_OF_MEMORY" in shared.refusal()

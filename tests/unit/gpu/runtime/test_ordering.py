@@ -60,7 +60,7 @@ class Work:
         self.finish()
 
     def _put_behind(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
-        order_after(self._gpu, named, device, then)
+        order_after(OwnStreams(self._gpu), named, device, then)
         assert self.done == [], "the host has waited for it"
         with self._gpu.on(device):
             DRIVER.launch(then, lambda: self.done.append("then"))
@@ -105,7 +105,7 @@ def test_where_none_is_named_all_of_the_device_comes_first(begin: Begin, streams
 
 
 def test_what_comes_later_there_is_not_waited_for(gpu: CudaRuntime, begin: Begin, streams: list[int]) -> None:
-    order_after(gpu, [NamedStream(streams[0])], 0, streams[1])
+    order_after(OwnStreams(gpu), [NamedStream(streams[0])], 0, streams[1])
     work = begin(streams[0], 0)
     DRIVER.launch(streams[1], lambda: work.done.append("then"))
     gpu.synchronize_stream(streams[1], 0)
@@ -129,7 +129,7 @@ def test_a_default_stream_is_not_that_of_the_other_gpu(begin: Begin, streams: li
 
 def test_a_threads_own_stream_is_the_calling_threads(gpu: CudaRuntime, begin: Begin, streams: list[int]) -> None:
     work = begin(2, 0)
-    in_another_thread(lambda: order_after(gpu, [NamedStream(2)], 0, streams[1]))
+    in_another_thread(lambda: order_after(OwnStreams(gpu), [NamedStream(2)], 0, streams[1]))
     gpu.synchronize_stream(streams[1], 0)
     work.comes_before([NamedStream(2)], 0, streams[0])
 
@@ -150,7 +150,7 @@ def test_a_driver_before_12_5_waits_for_devices_alone(gpu: CudaRuntime, begin: B
     begin(streams[0], 0).comes_before([NamedStream(streams[0])], 0, streams[1])
     work, asked = begin(streams[0], 0), DRIVER.count("cuCtxRecordEvent")
     threading.Timer(0.02, work.finish).start()
-    order_after(gpu, [], 0, streams[1])
+    order_after(OwnStreams(gpu), [], 0, streams[1])
     assert (work.done, DRIVER.count("cuCtxRecordEvent")) == (["work"], asked)
 
 
@@ -160,16 +160,17 @@ def test_what_is_captured_is_an_error_and_not_joined(gpu: CudaRuntime, streams: 
     with captured(streams[0]), gpu.on(0):
         gpu.record(event, streams[0])
         with pytest.raises(CudaError, match="end the capture first, or name a stream that is not part of it"):
-            order_after(gpu, [NamedStream(streams[0])], 0, streams[1])
+            order_after(OwnStreams(gpu), [NamedStream(streams[0])], 0, streams[1])
         with fails_by("CUDA_ERROR_CAPTURED_EVENT"):
-            order_after(gpu, [NamedEvent(event)], 0, streams[1])
+            order_after(OwnStreams(gpu), [NamedEvent(event)], 0, streams[1])
         assert not gpu.is_capturing(streams[1])
     gpu.destroy_event(event, 0)
 
 
 def test_a_mark_stands_for_what_is_on_a_stream(gpu: CudaRuntime, begin: Begin, streams: list[int]) -> None:
     work = begin(streams[2], 1)
-    mark, other = Mark(gpu, streams[2], 1), Mark(gpu, streams[3], 1)
+    own = OwnStreams(gpu)
+    mark, other = Mark(own, streams[2], 1), Mark(own, streams[3], 1)
     wait_until(other.is_done)
     assert not mark.is_done()
     DRIVER.launch(streams[2], lambda: work.done.append("later"))
@@ -179,6 +180,26 @@ def test_a_mark_stands_for_what_is_on_a_stream(gpu: CudaRuntime, begin: Begin, s
     for each in (mark, other):
         each.close()
         each.close()
+
+
+def test_events_are_used_again_and_go_with_what_made_them(gpu: CudaRuntime, streams: list[int]) -> None:
+    own = OwnStreams(gpu)
+    with captured(streams[1]):
+        event = own.borrow_event(0)
+        with gpu.on(0):
+            gpu.record(event, streams[1])  # as if the capture had begun after this package has looked
+        own.give_back_event(event, 0)
+    mark, other = Mark(own, streams[0], 0), Mark(own, streams[0], 0)
+    assert mark.event == event != other.event
+    mark.wait()
+    other.wait()
+    mark.close()
+    order_after(own, [NamedStream(streams[0])], 0, streams[1])
+    assert DRIVER.live().events == 2
+    del own, mark, other
+    assert DRIVER.live().events == 2, "a finalizer asks nothing of CUDA"
+    collect_all(gpu)
+    assert DRIVER.live().events == 0
 
 
 # Streams of our own: nobody else has one that is borrowed, and they go with what made them

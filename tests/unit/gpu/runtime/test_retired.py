@@ -145,29 +145,31 @@ def use(gpu: CudaRuntime, _: CudaRuntime) -> None:
     gpu.pointer(allocation.address)
     gpu.pin(host.ctypes.data, 4096)
     gpu.unpin(host.ctypes.data)
-    with OwnStreams(gpu).one(1) as first, OwnStreams(gpu).one(1) as then:
+    own = OwnStreams(gpu)
+    with own.one(1) as first, own.one(1) as then:
         gpu.copy(allocation.address, host.ctypes.data, 100, first)
         gpu.copy_rows(allocation.address, 10, host.ctypes.data, 20, 5, 2, first)
         gpu.synchronize_stream(first, 1)
-        assert gpu.stream_device(first, 0) == 1
-        order_after(gpu, [], 1, then)
-        order_after(gpu, [NamedStream(first), NamedStream(1)], 1, then)
+        for runtime in (gpu, CudaRuntime(gpu._driver)):  # which has used no GPU yet
+            assert runtime.stream_device(first, 0) == 1
+        order_after(own, [], 1, then)
+        order_after(own, [NamedStream(first), NamedStream(1)], 1, then)
         event = gpu.create_event(1)
         try:
             gpu.record(event, first)
-            order_after(gpu, [NamedEvent(event)], 1, then)
+            order_after(own, [NamedEvent(event)], 1, then)
             wait_until(lambda: gpu.is_event_done(event))
         finally:
             gpu.destroy_event(event, 1)
-        with contextlib.closing(Mark(gpu, then, 1)) as mark:
+        with contextlib.closing(Mark(own, then, 1)) as mark:
             wait_until(mark.is_done)
     gpu.synchronize_device(1)
 
 
 WORKS: dict[Callable[[CudaRuntime, CudaRuntime], None], str] = {
     share: "cuCtxPushCurrent cuMemAlloc cuIpcGetMemHandle cuIpcOpenMemHandle cuMemGetAddressRange "
-    "cuThreadExchangeStreamCaptureMode cuPointerGetAttribute",
-    use: "cuPointerGetAttribute cuMemHostRegister cuCtxGetCurrent cuStreamCreate cuMemcpyAsync cuMemcpy2DAsync "
+    "cuThreadExchangeStreamCaptureMode cuPointerGetAttributes",
+    use: "cuPointerGetAttributes cuMemHostRegister cuCtxGetCurrent cuStreamCreate cuMemcpyAsync cuMemcpy2DAsync "
     "cuEventSynchronize cuCtxSynchronize cuCtxRecordEvent cuEventCreate cuEventRecord cuStreamWaitEvent cuEventQuery "
     "cuStreamIsCapturing cuStreamGetCtx cuCtxGetDevice",
 }

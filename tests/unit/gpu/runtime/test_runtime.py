@@ -24,6 +24,8 @@ from tests.unit.gpu.fakes import (
     fails_by,
     held_back,
     in_another_thread,
+    in_forked_child,
+    recorded_calls,
     run_in_a_process,
     stream_on,
     that_nobody_loads,
@@ -48,6 +50,36 @@ def test_a_device_is_current_for_its_block_and_then_the_former(gpu: CudaRuntime)
             pass
         assert current() == 1
     assert current() == before
+
+
+def test_inside_its_block_a_device_is_current_without_another_call(gpu: CudaRuntime) -> None:
+    with gpu.on(0), gpu.current(1), recorded_calls(gpu) as calls:
+        with gpu.current(1):
+            assert current() == 1
+            assert in_another_thread(lambda: current_in(gpu, 1)) == 1
+        assert calls == []
+        with pytest.raises(ZeroDivisionError), gpu.current(0), gpu.current(1):
+            print(1 / 0)
+        assert (calls, current()) == (["cuCtxPushCurrent"] * 2 + ["cuCtxPopCurrent"] * 2, 1)
+        with gpu.on(1):
+            DRIVER.bindings().cuCtxSetCurrent(gpu._context(0))  # as other libraries may
+            with gpu.current(1):
+                assert current() == 1
+    assert DRIVER.depth() == 0
+
+
+def current_in(gpu: CudaRuntime, device: int) -> int | None:
+    with gpu.current(device):
+        return current()
+
+
+def test_a_forked_child_is_refused_in_such_a_block_too(gpu: CudaRuntime) -> None:
+    def use() -> None:
+        with fails_by("CUDA_ERROR_NOT_INITIALIZED"), gpu.current(0):
+            pass
+
+    with gpu.current(0):
+        in_forked_child(use)
 
 
 def test_each_thread_has_a_device_of_its_own_and_all_share_a_context(gpu: CudaRuntime) -> None:
