@@ -362,7 +362,7 @@ class DeviceArrays:
                 with runtime.current(device):
                     return runtime.is_stream_done(own)
             except CudaError as error:
-                return error.is_final
+                return not error.is_capture  # another error may stay for ever, as that of a lost GPU does
 
         return is_over
 

@@ -158,7 +158,7 @@ class Mark:
 def do_after_all_work(runtime: CudaRuntime, devices: Iterable[int], work: Callable[[], None]) -> None:
     """Let a thread do work of the host after all present work of this process on devices. Never waits.
 
-    If a device is lost, the thread never does it.
+    If the wait fails, the thread never does it, but it waits again after a graph capture.
     """
     runtime.retired.add(functools.partial(_wait_and_do, runtime, devices, work))
 
@@ -168,7 +168,7 @@ def _wait_and_do(runtime: CudaRuntime, devices: Iterable[int], work: Callable[[]
         for device in devices:
             runtime.wait_beside_captures(device)
     except CudaError as error:
-        if not error.is_final:  # for example, there is no memory to wait by
+        if error.is_capture:
             do_after_all_work(runtime, devices, work)
         return
     work()

@@ -1,8 +1,8 @@
 """Work of this process on GPU memory that it does not use any more, such as freeing it.
 
 CUDA waits for a device before it frees or unmaps memory there. Often a finalizer drops the last reference, and
-finalizers must not wait. So they queue the work here, and a thread that may wait does it. No work may synchronize a
-whole context, or record an event of one: that would end the graph captures of other threads.
+finalizers must not wait. So they queue the work here, and a thread that may wait does it. Unless a GPU is full, no work
+may synchronize a whole context, or record an event of one: that would end the graph captures of other threads.
 """
 
 from __future__ import annotations

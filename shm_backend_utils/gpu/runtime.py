@@ -39,6 +39,7 @@ PER_THREAD_STREAM: Final = 2
 DEFAULT_STREAMS: Final = frozenset({0, LEGACY_STREAM, PER_THREAD_STREAM})
 
 _NOT_READY: Final = "CUDA_ERROR_NOT_READY"
+_NO_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
 # For an address that CUDA does not know, its documentation has both null attributes and an error.
 _UNKNOWN_ADDRESS: Final = frozenset({"CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONTEXT"})
 _ATTRIBUTES: Final = (
@@ -272,7 +273,15 @@ class CudaRuntime(VirtualMemory):
         programming guide says so in its section on the stream-ordered memory allocator. CUDA has no other function that
         waits for all streams, of which some are unknown here, beside a capture.
         """
-        self.free(self.allocate(BLOCK_BYTES, device), device)
+        try:
+            block = self.allocate(BLOCK_BYTES, device)
+        except CudaError as error:
+            if error.name != _NO_MEMORY:
+                raise
+            # Otherwise nothing could be freed on a full GPU. This may end a capture of a stream that cannot be found.
+            self.synchronize_device(device)
+        else:
+            self.free(block, device)
 
     def create_event(self, device: int) -> int:
         """Return a new event, without timing (``cuEventCreate``)."""

@@ -38,6 +38,14 @@ class CudaAccess:
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.is_waiting
 
+    def drop(self, kept: list[object]) -> None:
+        """Drop users' objects where their finalizers may wait for a GPU, or at once if CUDA was not used."""
+        mappings = self._mappings
+        if mappings is None:
+            kept.clear()
+        else:
+            mappings.runtime.retired.add(kept.clear)
+
     def collect(self) -> bool:
         """Free and unmap memory that is due, if CUDA was used. Return whether some is left."""
         mappings = self._mappings

@@ -41,7 +41,7 @@ class _GivenUp(NamedTuple):
     is_in_use: Callable[[], bool]
     descriptor: Descriptor | None  # of the region where users hold leases, if there is a region
     allocations: tuple[Allocation, ...]
-    kept: object
+    kept: list[object]
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -82,7 +82,7 @@ class DeviceBank:
 
     def keep_while(self, is_in_use: Callable[[], bool], what: object) -> None:
         """Keep an object while a GPU uses it; ``is_in_use`` is polled."""
-        self._given_up.append(_GivenUp(is_in_use, None, (), what))
+        self._given_up.append(_GivenUp(is_in_use, None, (), [what]))
         self._free_later()
 
     def collect(self) -> bool:
@@ -121,16 +121,19 @@ class DeviceBank:
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
         """Keep a destroyed region's GPU memory until all uses have ended; this never waits."""
-        held, borrowed, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
+        held, borrowed = region.device_memory, region.borrowed
+        kept = [*borrowed, *(slot.kept for slot in region.slots)]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 
         def is_in_use() -> bool:
             fd = descriptor.fileno()
             return locks.has_users(fd) or any(locks.is_slot_in_use(fd, record) for record in records)
 
-        self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), (borrowed[:], kept)))
+        self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), kept))
         held.clear()
         borrowed.clear()
+        for slot in region.slots:
+            slot.kept = ()
         self._in_regions.pop(id(held), None)
 
     def _retire(self) -> None:
@@ -150,6 +153,7 @@ class DeviceBank:
             for allocation in each.allocations:
                 allocation.free()
                 self._byte_sizes[allocation.device] -= allocation.byte_size
+            self.cuda.drop(each.kept)  # not here: this thread lets streams go on, and holds the lock
 
     def _free_later(self) -> None:
         # Finalizers must not wait: if another thread holds the lock, leave the start of the collector to that thread.

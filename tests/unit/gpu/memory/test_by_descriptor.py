@@ -166,13 +166,18 @@ def test_memory_is_unmapped_when_the_device_has_finished(shared: Shared, side: L
     mapping.close()
 
 
-def test_memory_stays_mapped_while_there_is_no_memory_to_wait_by(shared: Shared) -> None:
+def test_on_a_full_gpu_memory_is_unmapped_when_the_device_has_finished_and_no_capture_is_known(shared: Shared) -> None:
     mapping = shared.map()
-    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", 3, CLIENT)
-    mapping.close()
-    wait_until(lambda: shared.peer.retired.collect() and DRIVER.count("cuMemAlloc", CLIENT) == 2)
-    assert shared.is_in_use
-    collect_all(shared.peer)
+    DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", 9, CLIENT)
+    DRIVER.fail_next("cuCtxSynchronize", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", 1, CLIENT)
+    with stream_on(shared.peer, DEVICE) as stream, held_back(stream, CLIENT) as finish:
+        mapping.close()
+        assert shared.peer.retired.collect()
+        shared.peer.retired.collect_soon()
+        wait_until(lambda: DRIVER.count("cuCtxSynchronize", CLIENT) == 2)
+        assert (shared.is_in_use, DRIVER.count("cuMemUnmap", CLIENT)) == (True, 0)
+        finish.set()
+        collect_all(shared.peer)
     assert (DRIVER.live(CLIENT), shared.is_in_use) == (NOTHING, False)
 
 

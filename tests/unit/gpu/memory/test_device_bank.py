@@ -201,6 +201,29 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
         seen.clear()
 
 
+def test_a_finalizer_that_waits_holds_up_neither_the_collector_nor_calls(slots: Slots, gpu: CudaRuntime) -> None:
+    waits, go_on, polled = threading.Event(), threading.Event(), list[float]()
+
+    class Waiting:
+        def __del__(self) -> None:
+            waits.set()
+            go_on.wait(2 * PATIENCE_S)
+
+    def is_awaited() -> bool:
+        polled.append(time.monotonic())
+        return len(polled) < 3
+
+    assert slots.bank.cuda.runtime is gpu
+    slots.bank.keep_while(lambda: False, Waiting())
+    try:
+        assert waits.wait(PATIENCE_S)
+        slots.bank.keep_while(is_awaited, None)
+        wait_until(lambda: len(polled) == 3)
+        slots.region()
+    finally:
+        go_on.set()
+
+
 @pytest.mark.parametrize("is_destroyed_again", [False, True])
 def test_an_interrupt_frees_nothing_mapped(gpu: CudaRuntime, peer: CudaRuntime, is_destroyed_again: bool) -> None:
     class Interrupted(deque[Any]):

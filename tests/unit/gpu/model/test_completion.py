@@ -279,14 +279,18 @@ def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cu
         client.wait_for_gpus()
 
 
-def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(early_calls: Calls) -> None:
+@pytest.mark.parametrize("error", [ILLEGAL, "CUDA_ERROR_UNKNOWN"])
+def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(
+    early_calls: Calls, error: str
+) -> None:
     client = early_calls.client
     early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})  # makes memory
     wait_until(lambda: is_given_back(early_calls))
     with held_back(early_calls.stream):
         early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
-        assert is_at_work(client)
-        DRIVER.fail_next("cuStreamQuery", ILLEGAL, process=MODEL)
+        DRIVER.fail_next("cuStreamQuery", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", process=MODEL)
+        assert not is_given_back(early_calls)
+        DRIVER.fail_next("cuStreamQuery", error, process=MODEL)
         wait_until(lambda: is_given_back(early_calls))
         assert not client.region.record(0).is_at_rest
     client.wait_for_gpus()

@@ -19,7 +19,7 @@ from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMappings
-from shm_backend_utils.gpu.ordering import Mark, OwnStreams, order_after
+from shm_backend_utils.gpu.ordering import Mark, OwnStreams, do_after_all_work, order_after
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedEvent, NamedStream
 from tests.unit.gpu.fakes import DRIVER, NOTHING, PATIENCE_S, collect_all, held_back, stream_on, wait_until
@@ -111,6 +111,16 @@ def test_work_that_fails_does_not_stop_the_rest(gpu: CudaRuntime, done: list[str
         gpu.retired.collect()
     collect_all(gpu)
     assert done == ["next"] * 2
+
+
+def test_work_is_left_undone_if_the_wait_fails_but_not_for_a_capture(gpu: CudaRuntime, done: list[str]) -> None:
+    names = ["CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "CUDA_ERROR_UNKNOWN"]
+    for name in names:
+        DRIVER.fail_next("cuMemAlloc", name, times=2)
+        do_after_all_work(gpu, (1,), functools.partial(done.append, name))
+        collect_all(gpu)
+        DRIVER.forget()
+    assert done == names[:1]
 
 
 @pytest.mark.usefixtures("switching_often")
