@@ -45,7 +45,7 @@ from .steps import Pause, Steps, forget_locals
 __all__ = ["finished", "infer", "infer_prepared", "prepare"]
 
 _LOG: Final = logging.getLogger(__name__)
-_MOST_ATTEMPTS: Final = 3
+_MOST_ATTEMPTS: Final = 4  # twice in sealed memory, once in /dev/shm, once on another path
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BESIDE: Final = "to give it room at once, list it with the other outputs that you want"
 _REMEDY: Final = f"later calls have room for as much; {_BESIDE}"

@@ -19,7 +19,7 @@ __all__ = ["BLOCK_BYTES", "VirtualMemory"]
 BLOCK_BYTES: Final = 2 * 2**20
 """CUDA allocates in blocks of this size, and an IPC handle opens whole blocks. So shared memory fills whole blocks."""
 
-_NOT_SUPPORTED: Final = "CUDA_ERROR_NOT_SUPPORTED"
+_OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY"
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class VirtualMemory(Contexts):
     def create_shareable(self, byte_size: int, device: int) -> tuple[int, Descriptor] | None:
         """Create memory, map it, and export it; return its address and its descriptor (``cuMemCreate``).
 
-        The size is one of whole blocks. The result is None if the device has no such memory.
+        The size is one of whole blocks. The result is None if CUDA refuses such memory, but for a lack of memory.
         """
         driver = self._driver
         properties = driver.CUmemAllocationProp()
@@ -48,16 +48,16 @@ class VirtualMemory(Contexts):
         with self.on(device):
             try:
                 handle = self._ask(doing, "cuMemCreate", byte_size, properties, 0)
+
+                def export() -> Descriptor:
+                    exported = self._ask("exporting GPU memory", "cuMemExportToShareableHandle", handle, kind, 0)
+                    return Descriptor(int, exported)
+
+                return self._mapped(handle, byte_size, device, export)
             except CudaError as error:
-                if error.name == _NOT_SUPPORTED:
-                    return None
-                raise
-
-            def export() -> Descriptor:
-                exported = self._ask("exporting GPU memory", "cuMemExportToShareableHandle", handle, kind, 0)
-                return Descriptor(int, exported)
-
-            return self._mapped(handle, byte_size, device, export)
+                if error.name == _OUT_OF_MEMORY:
+                    raise
+                return None
 
     def import_shareable(self, descriptor: int, byte_size: int, device: int) -> int:
         """Map memory of a descriptor and return its address (``cuMemImportFromShareableHandle``).

@@ -33,6 +33,7 @@ import struct
 import threading
 from typing import Final
 
+from ..errors import StaleRequestError
 from .descriptors import Descriptor, translate_os_errors
 
 __all__ = [
@@ -114,9 +115,7 @@ def has_users(fd: int) -> bool:
 
 def use(fd: int) -> SharedLease:
     """Show the owner of device memory that this process maps it, so that the owner does not free it yet."""
-    lease = SharedLease.take(fd, _USERS_BYTE)
-    assert lease is not None  # no process takes that byte exclusively
-    return lease
+    return _shared(fd, _USERS_BYTE)
 
 
 def borrow(fd: int, record: int) -> SharedLease | None:
@@ -126,8 +125,13 @@ def borrow(fd: int, record: int) -> SharedLease | None:
 
 def work(fd: int, record: int) -> SharedLease:
     """Show the client that this process lives, and that its GPU still works in a slot whose request is answered."""
-    lease = SharedLease.take(fd, record + _WORKING)
-    assert lease is not None  # no process takes that byte exclusively
+    return _shared(fd, record + _WORKING)
+
+
+def _shared(fd: int, byte: int) -> SharedLease:
+    lease = SharedLease.take(fd, byte)
+    if lease is None:  # its client breaks the protocol
+        raise StaleRequestError("another process has locked this memory exclusively, which only its client can do")
     return lease
 
 

@@ -256,7 +256,7 @@ def test_sealed_memory_alone_gives_way_to_another_path(server: FakeServer, caplo
     assert "take memory in /dev/shm" not in caplog.text
 
 
-def test_a_refusal_of_other_memory_leaves_the_sealed(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_is_refused_with_every_region_closes_the_path(server: FakeServer) -> None:
     def refuse_slots(order: Order) -> None:
         if SLOT_PARAMETER in order.parameters:
             raise InferenceError(refusal(RegionRefusedError("regions[1]", "the GPU is another")))
@@ -264,10 +264,10 @@ def test_a_refusal_of_other_memory_leaves_the_sealed(server: FakeServer, caplog:
     with client_of(server) as client:
         infer(client)
         server.before = refuse_slots
-        with caplog.at_level(logging.WARNING):
-            infer(client)
-        assert "take memory in /dev/shm from now on" not in caplog.text
-        assert all(is_sealed(order) for order in server.orders if SLOT_PARAMETER in order.parameters)
+        infer(client)
+        in_slots = [order for order in server.orders if SLOT_PARAMETER in order.parameters]
+        assert [is_sealed(order) for order in in_slots] == [True, True, True, False]
+        assert client.infer("m", {"IN0": X}).path != "direct"
 
 
 def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pytest.MonkeyPatch) -> None:

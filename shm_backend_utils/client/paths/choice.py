@@ -19,7 +19,6 @@ from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
-from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
 from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError, MemoryRefusedError, PathUnavailableError
@@ -137,9 +136,8 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
-        """Record that a path is closed for a model, or only its sealed memory if the model refused a slot there."""
-        may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
-        if may_choose and kind is RegionKind.SEALED:
+        """Record that a path is closed for a model, or only its sealed memory if the model refused that."""
+        if path == _DIRECT and self._options.region == "auto" and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:
                 _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(_SEALED, False, f"it was tried: {reason}", ())

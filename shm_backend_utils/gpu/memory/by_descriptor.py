@@ -169,11 +169,13 @@ def map_descriptor(
             lease.give_back()
             raise
         try:
-            found = runtime.pointer(imported.address).device
-            if found != device:
-                raise RegionRefusedError(field, f"it is on GPU {found}, but claims to be on GPU {device}")
+            found = runtime.pointer(imported.address)
+            if (found.kind, found.device) != ("device", device):
+                where = f"on GPU {found.device}" if found.kind == "device" else f"{found.kind} memory"
+                raise RegionRefusedError(field, f"it is {where}, but claims to be on GPU {device}")
         except BaseException:
             imported.end()  # now: an error's traceback may keep the memory for long
             raise
-    identity = _NO_FILE_SYSTEM, int.from_bytes(claim.key.encode(), "big")
+    secret = f"{claim.key} {claim.token} {claim.device_uuid}"  # else other clients could name this mapping
+    identity = _NO_FILE_SYSTEM, int.from_bytes(secret.encode(), "big")
     return CudaMapping(runtime, imported.address, claim.byte_size, device, identity, imported)

@@ -27,6 +27,8 @@ class PinnedRecords:
     them. Memory that SHM_PIN_HOST_MEMORY or another library has registered is not registered again.
     """
 
+    _is_registered_here = False
+
     def __init__(self, runtime: CudaRuntime, region: ManagedRegion) -> None:
         header = region.header
         self._begin = record_offset(0, header.record_byte_size)
@@ -35,7 +37,6 @@ class PinnedRecords:
         self._records = np.frombuffer(region.buffer(), np.uint8)[self._begin : end]  # keeps the memory mapped
         self._runtime = runtime
         self._addresses: dict[int, int | None] = {}  # where each device finds the records; None if it cannot use them
-        self._is_registered_here = False
         self._process = os.getpid()
 
     @classmethod
@@ -62,6 +63,9 @@ class PinnedRecords:
             except CudaError as error:
                 if error.name != _ALREADY_REGISTERED:  # here too, for another device or by another thread
                     raise
+            except BaseException:  # an interrupt, which may have come after the registration
+                self._is_registered_here = True
+                raise
             return self._runtime.device_address(address, device)
         except CudaError:
             return None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, DType
-from ...errors import ModelError, NoSharedMemoryError, ShmError, TableError, TensorError
+from ...errors import ModelError, NoSharedMemoryError, ShmError, StaleRequestError, TableError, TensorError
 from ...gpu.arrays.device_view import DeviceView
 from ...protocol import results
 from ...protocol.layout import COMPLETED, RESULTS
@@ -254,7 +254,7 @@ class AnsweredRequest(ReceivedRequest):
         slot.record.results[RESULTS : RESULTS + len(encoded)] = encoded
         try:
             lease = slot.work()  # before the slot's own lease ends: the client must see that this process lives
-        except NoSharedMemoryError:
+        except (NoSharedMemoryError, StaleRequestError):
             return False
 
         def rest(kept: object = slot) -> None:  # the slot keeps the region mapped, for the GPU

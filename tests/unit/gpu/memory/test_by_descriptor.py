@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import os
 import re
@@ -13,21 +15,22 @@ from typing import Any, Literal
 
 import pytest
 
-from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError, TableError
+from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.gpu.memory.by_descriptor import DescriptorAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMapping
-from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime, PointerFacts
 from shm_backend_utils.memory.descriptors import PRIVATE, Descriptor
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.handover.server import REGISTRY
-from shm_backend_utils.memory.locks import SharedLease, has_users
+from shm_backend_utils.memory.locks import SharedLease, _flock, has_users
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
+from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.gpu.fakes import (
     BLOCK,
@@ -147,6 +150,24 @@ def test_a_forked_child_frees_nothing(shared: Shared) -> None:
     mapping.close()
 
 
+def test_a_key_alone_does_not_find_the_mapping_of_another_client(shared: Shared) -> None:
+    mapping, same, claim = shared.map(), shared.map(), shared.allocation.claim
+    key, token = parse_sealed_key(claim.key), secrets.token_bytes(16)
+    assert key is not None
+    shared.allocation.free()
+    other = DescriptorAllocation.make(shared.owner, SIZE, DEVICE, PRIVATE)
+    assert other is not None
+    assert other._owned is not None
+    assert other._owned._descriptor is not None
+    REGISTRY.offer(key.number, token, PRIVATE, other._owned._descriptor.duplicate)
+    theirs = shared.map(token=token.hex())
+    assert mapping.identity == same.identity != theirs.identity
+    REGISTRY.withdraw(key.number)
+    for each in (mapping, same, theirs):
+        each.close()
+    other.free()
+
+
 # Unmapped
 
 
@@ -230,6 +251,20 @@ def test_a_descriptor_of_anything_else_is_refused(shared: Shared, what: str) -> 
     assert key not in said
 
 
+def test_memory_of_the_host_is_refused(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.peer, "pointer", lambda _: PointerFacts("pinned", DEVICE))
+    assert shared.refusal() == "regions[1] refused: it is pinned memory, but claims to be on GPU 1"
+
+
+def test_memory_is_refused_when_its_client_locks_the_lease_of_its_users(shared: Shared) -> None:
+    own = Descriptor(os.open, f"/proc/self/fd/{shared.region.segment.fileno()}", os.O_RDWR)
+    with contextlib.closing(own) as fd:
+        fcntl.fcntl(fd.fileno(), fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, 1))
+        with pytest.raises(StaleRequestError, match="another process has locked this memory"):
+            shared.map()
+    assert DRIVER.live(CLIENT) == NOTHING
+
+
 def test_memory_is_refused_when_its_region_is_removed(shared: Shared) -> None:
     shared.region.segment.unlink()
     assert shared.refusal() == "regions[1] was removed by its owner"
@@ -268,10 +303,13 @@ def test_a_sealed_region_has_memory_by_descriptor_and_a_file_by_cuda_ipc(bank: D
     assert provided(bank, RegionKind.SYSTEM) is CudaAllocation
 
 
-@pytest.mark.parametrize("lacks", ["virtual memory", "descriptors", "cuMemCreate"])
+@pytest.mark.parametrize(
+    "lacks",
+    ["virtual memory", "descriptors", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemExportToShareableHandle"],
+)
 def test_where_the_device_cannot_all_memory_is_by_cuda_ipc(bank: DeviceBank, lacks: Any) -> None:
-    if lacks == "cuMemCreate":  # the attributes promise it
-        DRIVER.fail_next(lacks, "CUDA_ERROR_NOT_SUPPORTED")
+    if lacks.startswith("cu"):  # the attributes promise it
+        DRIVER.fail_next(lacks, "CUDA_ERROR_NOT_PERMITTED")
     else:
         DRIVER.lack(lacks)
     try:

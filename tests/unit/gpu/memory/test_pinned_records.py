@@ -6,10 +6,12 @@ import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
+from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.gpu.memory.pinned import PinnedRecords
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -60,6 +62,27 @@ def test_memory_that_somebody_else_has_registered_stays_so(gpu: CudaRuntime, reg
     collect_all(gpu)
     assert pinned() == 1
     gpu.unpin(whole.ctypes.data)
+
+
+def test_an_interrupt_leaves_no_registration(gpu: CudaRuntime, region: ManagedRegion, monkeypatch: Any) -> None:
+    def pin(address: int, byte_size: int) -> None:
+        CudaRuntime.pin(gpu, address, byte_size)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(gpu, "pin", pin)
+        PinnedRecords.of(gpu, region).completed(0, 0)
+    region.close()
+    gc.collect()
+    collect_all(gpu)
+    assert pinned() == 0
+
+
+def test_records_of_a_closed_region_are_half_made(gpu: CudaRuntime, region: ManagedRegion) -> None:
+    region.close()
+    with pytest.raises(ClosedError):
+        PinnedRecords.of(gpu, region)
+    gc.collect()  # its finalizer says nothing
 
 
 @pytest.mark.parametrize("way", ["grow", "close"])

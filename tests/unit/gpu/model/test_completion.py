@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +16,8 @@ import pytest
 
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.memory.locks import has_users, is_slot_in_use
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.locks import _flock, has_users, is_slot_in_use
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import error_code, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import (
@@ -266,6 +270,17 @@ def test_the_host_waits_if_no_gpu_can_complete_the_slot(calls: Calls, monkeypatc
         DRIVER.fail_next(function, LACKING[function], times=9, process=MODEL)
         early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
         assert (client.events(), client.is_over(), client.output()) == ((), True, [42] * 4)
+
+
+def test_the_host_waits_if_the_client_has_locked_the_lease_of_the_gpu(early_calls: Calls) -> None:
+    client = early_calls.client
+    client.write(0, 21)
+    region = client.region
+    own = Descriptor(os.open, f"/proc/self/fd/{region.segment.fileno()}", os.O_RDWR)
+    with contextlib.closing(own) as fd:
+        fcntl.fcntl(fd.fileno(), fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, region.record_offset(0) + 2))
+        early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})
+    assert (client.events(), client.is_over(), client.output()) == ((), True, [42] * 4)
 
 
 def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cuda: Any, monkeypatch: Any) -> None:
