@@ -31,7 +31,7 @@ from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
 from ...protocol.results import NO_RESULTS, with_events
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.strings import Strings
-from ...tensors.view import DIRECT, StringsView, TensorView
+from ...tensors.view import DIRECT, MemoryType, StringsView, TensorView
 from ..context import Context, answer_probe
 from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
@@ -223,12 +223,13 @@ class ReceivedRequest:
         uses, table, found = self.devices, self.table, list[int]()
         if self._slot is None or table is None or self._further is None:
             return found
-        if self._further.passing or self._further.borrowed:
-            return found
-        if not uses or not uses.are_named or uses.reads_host:
+        if self._further.passing or self._further.borrowed or not uses or not uses.are_named or uses.reads_host:
             return found
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
             return found  # the client does not wait for an output on the host
+        memories = [self._memories[each.region] for each in table.inputs.values()]
+        if any(isinstance(each, HostMemory) and each.memory_type is MemoryType.CPU_PINNED for each in memories):
+            return found  # a GPU may still read an input that the client fills again after the answer
         for number, claim in enumerate(table.regions, 1):
             if isinstance(claim, CudaRegionClaim | CudaDescriptorClaim):
                 if not claim.waits or claim.fence:

@@ -19,7 +19,9 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.locks import _flock, has_users, is_slot_in_use
 from shm_backend_utils.model import Call, ShmSession
-from tests.unit.emulated import error_code, error_of, message_of, outputs_of
+from shm_backend_utils.protocol.spans import OutputSpan
+from tests.unit.claims_of import claim_of_allocation
+from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import (
     DRIVER,
     MODEL,
@@ -212,6 +214,29 @@ def test_the_model_waits_where_the_client_could_not(early_calls: Calls, case: st
     values += [client.output(1, name) for name, place in client.places(1).items() if not place.is_in_response]
     assert values == [[42] * 4] * len(outputs)
     assert client.host.is_free(1)
+
+
+def test_the_model_waits_for_a_copy_that_reads_pinned_memory_of_the_host(
+    client: Client, cuda: Any, monkeypatch: Any
+) -> None:
+    read = list[float]()
+
+    def infer(call: Call) -> None:
+        x, y = call.input("X").numpy(), call.output("Y", (4,), np.float32)
+        call.ready_on(calls.stream)
+        kernel(calls.stream, lambda _: read.extend(x.tolist()), y.array)
+
+    with calls_of(cuda, client, monkeypatch, gpu_events=True, pin_host_memory=True) as calls:
+        calls.serve(lambda call: None)
+        said = client.host.laid_out({"X": np.full(4, 21, np.float32)}, {}, 1)
+        on_gpus = tuple(claim_of_allocation(each, fence=0) for each in client.allocations)
+        said = said._replace(outputs={"Y": OutputSpan(1, 512, 16)}, regions=on_gpus)
+        with held_back(calls.stream) as finish:
+            threading.Timer(0.3, finish.set).start()
+            (response,) = calls.session.serve([delivered(client.host.begin(said, 1), ["Y"])], infer)
+            client.host.laid_out({"X": np.full(4, 99, np.float32)}, {}, 1)  # the client fills the input again
+        client.wait_for_gpus(1)
+    assert (response.error(), client.events(1), read) == (None, (), [21] * 4)
 
 
 @pytest.mark.parametrize("use", [lambda call: call.to_device(call.input("X")), lambda call: None], ids=["read", "no"])
