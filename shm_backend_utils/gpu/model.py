@@ -154,6 +154,8 @@ class DeviceUses:
 
         def rest() -> None:
             self._arrays.put_back(dropped)
+            kept, self._kept = self._kept, []
+            self._arrays.runtime.retired.add(kept.clear)  # not here: finalizers of model.py's arrays may wait
             self.release()
             work()
 

@@ -52,9 +52,10 @@ class CudaAccess:
         return mappings is not None and mappings.runtime.retired.collect()
 
     def collect_soon(self) -> None:
-        """Let a new thread free and unmap memory that is due. Not for finalizers."""
+        """Do work that need not wait; let a new thread free and unmap memory that is due. Not for finalizers."""
         mappings = self._mappings
         if mappings is not None:
+            mappings.runtime.retired.poll()
             mappings.runtime.retired.collect_soon()
 
     def collect_now(self) -> None:

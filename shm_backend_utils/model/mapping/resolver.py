@@ -244,7 +244,7 @@ class Resolver:
     def sweep(self) -> None:
         """Unmap regions whose owners are gone; MachineError if the server does not answer about names."""
         self.registry.drop_abandoned()
-        self._cuda.collect()
+        self._cuda.collect_soon()  # this thread must not wait for GPUs
         self._named.sweep()
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class Resolver:
             self._is_closed = True
             sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
-            sweeper.stop(_MOST_S)  # it may wait for a GPU
+            sweeper.stop(_MOST_S)  # it may wait for the server
         self.registry.unregister_all()
         self._named.close()
         collect_all(self._cuda)
@@ -316,7 +316,8 @@ class Resolver:
             self._next_sweep = now + SWEEP_INTERVAL_S
             with contextlib.suppress(MachineError):  # the server did not answer; the next sweep asks again
                 self.sweep()
-        return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
+        self._cuda.collect_soon()
+        return _COLLECT_INTERVAL_S if self._cuda.has_retired else max(self._next_sweep - time.monotonic(), 0)
 
 
 def _is_temporary(claim: CudaRegionClaim) -> bool:

@@ -19,6 +19,7 @@ from tests.unit.gpu.fakes import (
     captured,
     captured_elsewhere,
     content,
+    held_back,
     kernel,
     left_of,
 )
@@ -125,6 +126,16 @@ def test_a_request_does_not_wait_while_a_thread_frees_memory(calls: Calls) -> No
     calls.serve(functools.partial(double, calls.stream), {"Y": DEVICE, "Z": DEVICE})
     assert not go_on.is_set()
     go_on.set()
+
+
+def test_a_sweep_waits_for_no_gpu(calls: Calls) -> None:
+    resolver = calls.session._open_context().resolver
+    assert resolver._cuda.runtime is calls.cuda
+    calls.cuda.retired.add(functools.partial(calls.cuda.free, calls.cuda.allocate(1, 0), 0))
+    with held_back(calls.stream):
+        resolver.sweep()
+        resolver._sweep_quietly()
+        assert calls.cuda.retired.is_waiting, "the sweep has waited until the stream was done"
 
 
 def test_an_array_that_model_py_keeps_is_its_own(calls: Calls) -> None:
