@@ -82,6 +82,20 @@ def test_other_memory_is_copied(server: GpuServer, client: ShmClient, given: Cal
     assert not loans(server)
 
 
+def test_a_result_is_copied_unless_its_region_is_in_dev_shm(server: GpuServer, cuda: CudaAccess) -> None:
+    with gpu_client(server, cuda, lend_bytes=0) as client, client.infer("m", {"IN0": X}, outputs=ON_GPU) as result:
+        told = r"is copied on its GPU: .* if it is a client's result, .* PoolOptions\(region=\"system\"\)"
+        with pytest.warns(CopyWarning, match=told):
+            np.testing.assert_array_equal(doubled(client, result["OUT0"]), 4 * X)
+        assert not loans(server)
+        with pytest.raises(TensorError, match="cannot be a prepared call's memory: .* if it is a client's result, "):
+            client.prepare("m", {"IN0": result["OUT0"]}, outputs=ON_GPU)
+    with gpu_client(server, cuda, lend_bytes=0, region="system") as client:
+        with client.infer("m", {"IN0": X}, outputs=ON_GPU) as result:
+            np.testing.assert_array_equal(doubled(client, result["OUT0"]), 4 * X)
+        assert loans(server)
+
+
 def received() -> Tensor:
     """Return memory as torch.multiprocessing receives it: CUDA exports it only where it was allocated."""
     DRIVER.fail_next("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE")

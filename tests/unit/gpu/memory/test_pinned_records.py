@@ -69,9 +69,11 @@ def test_an_interrupt_leaves_no_registration(gpu: CudaRuntime, region: ManagedRe
         CudaRuntime.pin(gpu, address, byte_size)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gpu, "pin", pin)
-        PinnedRecords.of(gpu, region).completed(0, 0)
+    records = PinnedRecords.of(gpu, region)
+    monkeypatch.setattr(gpu, "pin", pin)
+    with pytest.raises(KeyboardInterrupt):
+        records.completed(0, 0)
+    del records
     region.close()
     gc.collect()
     collect_all(gpu)
