@@ -252,6 +252,8 @@ class Gathering:
             for rows, part in with_rows(whole, parts):
                 np.copyto(rows, self._arrays.to_host(part, uses) if isinstance(part, DeviceView) else part.numpy())
             whole.array.flags.writeable = False
+            if uses is not None:  # a GPU may read a pinned buffer later, and the next batch overwrites it
+                uses.reads_host |= whole.attributes.memory_type is MemoryType.CPU_PINNED
         self.byte_count += whole.attributes.byte_size
         return whole
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.unit.gpu.fakes import (
     array_on,
     collect_all,
     content,
+    held_back,
     kernel,
     left_of,
     stream_on,
@@ -200,6 +202,30 @@ def test_a_batch_stays_on_its_gpu(batching: Calls, monkeypatch: pytest.MonkeyPat
         batching.client.write(slot, slot + 1)
     assert serve_rows(batching, infer) == [[2 * slot + 2] * 4 for slot in range(SLOTS)]
     assert copied == [("device", "device", 16)] * (2 * SLOTS)
+
+
+@pytest.mark.parametrize("batching", [{"SHM_GPU_EVENTS": "true", "SHM_PIN_HOST_MEMORY": "true"}], indirect=True)
+def test_a_gpu_has_read_gathered_rows_before_the_next_batch(batching: Calls) -> None:
+    client, read = batching.client, list[float]()
+
+    def row(slot: int) -> InferenceRequest:
+        claims = tuple(claim_of_allocation(each, fence=0) for each in client.allocations)
+        said = Table({}, {"Y": OutputSpan(1 + DEVICE, slot * SHARE, 16)}, claims)
+        x = np.full((1, 4), slot, np.float32)
+        return delivered(client.host.begin(said, slot), ["Y"], {"X": x, "SHM": np.empty((1, 0), np.uint8)})
+
+    def infer(batch: BatchCall) -> None:
+        batch.ready_on(batching.stream)
+        x, y = batch.input("X").numpy(), batch.output("Y", (4,), np.float32)
+        kernel(batching.stream, lambda _: read.extend(x[:, 0].tolist()), y.array)
+
+    with held_back(batching.stream) as finish:
+        threading.Timer(0.3, finish.set).start()
+        for slots in ((0, 1), (2, 3)):
+            batching.session.serve_batch([row(slot) for slot in slots], infer)
+    for slot in range(SLOTS):
+        client.wait_for_gpus(slot)
+    assert read == [0, 1, 2, 3]
 
 
 def test_an_array_of_all_rows_is_given_row_by_row(batching: Calls) -> None:
