@@ -141,8 +141,9 @@ class DeviceSource(Source):
             return (
                 "it lies in a memory pool of CUDA (cudaMallocAsync) or in virtual memory, which CUDA IPC cannot share; "
                 "if it is a client's result, its memory is handed over by descriptor, and is lent in place if that "
-                'client has PoolOptions(region="system"); else allocate it by cudaMalloc, as CuPy\'s own pool does, and '
-                "PyTorch's without expandable_segments and cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF"
+                'client has PoolOptions(region="system"); else allocate it by cudaMalloc, as '
+                "CuPy's own pool does, and PyTorch's without expandable_segments and cudaMallocAsync in "
+                "PYTORCH_CUDA_ALLOC_CONF"
             )
         return ""
 
