@@ -213,12 +213,7 @@ def client() -> Iterator[ServerClient]:
         ("wait_for_event", nothing, "a stream that the client has named is waited for", "had not been written"),
         ("wait_for_event", nothing, "without a name in the client all streams are waited for", "had not been written"),
         ("wait_for_event", nothing, "DLPack hands memory from stream to stream in order", "stream did not wait"),
-        (
-            "wait_for_event",
-            on_the_host,
-            "a call that has named its streams waits for no other",
-            "waits for another one",
-        ),
+        ("record", on_the_host, "a call that has named its streams waits for no other", "waits for another one"),
         ("wait_for_word", nothing, EARLY, "the client's stream did not wait"),
     ],
 )
@@ -233,7 +228,7 @@ def test_a_check_finds_a_client_that_does_not_wait_as_it_must(
 
 def test_a_check_finds_a_model_that_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = tmp_path / "stand_in.py"
-    defect = "from shm_backend_utils.gpu.runtime import CudaRuntime as C\nC.synchronize_stream = lambda *_: None\n"
+    defect = "from shm_backend_utils.gpu.runtime import CudaRuntime as C\nC.synchronize_event = lambda *_: None\n"
     stand_in.write_text(client_module._STAND_IN.read_text() + defect)
     monkeypatch.setattr(client_module, "_STAND_IN", stand_in)
     monkeypatch.setattr(
