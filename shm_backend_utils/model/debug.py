@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ModelError
 from ..gpu.arrays.device_view import DeviceView
-from ..gpu.model import DeviceUses
+from ..gpu.uses import DeviceUses
 from ..tensors.view import TensorView
 from .call import Call
 from .mapping.memory import HostMemory

@@ -27,7 +27,8 @@ from ..known_model import KnownModel
 from ..result import Result
 from ..steps import Send, Steps
 from .call import Call, InRegion, is_answer, output_in
-from .on_gpus import CallOnGpus, GpuBuffer, LostMemoryError
+from .gpu_waits import LostMemoryError
+from .on_gpus import CallOnGpus, GpuBuffer
 from .triton_shm import no_strings
 
 __all__ = ["DirectCall", "PreparedDirectCall", "result_of"]

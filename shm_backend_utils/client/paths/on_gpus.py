@@ -5,183 +5,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from ...errors import CallerError, PeerError, TensorError, translate
+from ...errors import TensorError
 from ...gpu.arrays.copies import copy, new_array
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.libraries import as_library
 from ...gpu.errors import CudaError
 from ...gpu.memory.by_descriptor import Allocation
 from ...gpu.memory.pinned import PinnedRecords
-from ...gpu.ordering import Mark
-from ...gpu.runtime import DEFAULT_STREAMS, CudaRuntime
+from ...gpu.runtime import CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
-from ...memory.descriptors import Descriptor
-from ...memory.pool.slot import Memory, SlotRegion, is_left
+from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
-from ...protocol.layout import COMPLETED, LOST
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
-from ..errors import out_of_time
 from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings
-from ..steps import Pause, Steps, offloaded
+from ..steps import Steps, offloaded
 from .call import COPYING, Plan
+from .gpu_waits import Awaited, LostMemoryError, are_at_work, followed, followed_others, models_are_done, worked_off
 
 __all__ = [
     "CallOnGpus",
     "GpuBuffer",
-    "LostMemoryError",
     "StagedOnGpus",
     "brought_to_gpus",
     "can_be_downloaded",
-    "models_are_done",
 ]
-
-_FIRST_PAUSE_S: Final = 20e-6
-_LONGEST_PAUSE_S: Final = 1e-3
-_COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
-
-
-class LostMemoryError(PeerError):
-    """A model, or its GPU, died at work in a region's memory; the memory's state is unknown from then on."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a model's process ended, or its GPU failed, before the work in this call's memory was done; that memory "
-            "is not used again; call again, or prepare another call if this was a prepared one"
-        )
-
-
-def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
-    """Poll until ``is_done``; ``state`` names the missing work in the DeadlineExceededError."""
-    pause_s = _FIRST_PAUSE_S
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise out_of_time(state)
-        yield Pause(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[Named]:
-    """Make a call's GPU work wait for the streams that the user named, or without such streams for all work.
-
-    Return these streams with their GPUs.
-    """
-    if named:
-        return work.follow(named, devices)
-    with translate(CudaError, _refusal):
-        if work.gpus.runtime.records_devices:
-            return work.follow((), devices)
-        else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
-            return (yield from offloaded(lambda: work.follow((), devices), deadline, _COMES_BEFORE))
-
-
-def _refusal(error: CudaError) -> CallerError | None:
-    """Return the error of a call without named streams beside a graph capture; None for other errors."""
-    if not error.is_capture:
-        return None
-    return CallerError(
-        "this call names no stream, so it must wait for all work of this process on its GPUs; but a stream of this "
-        f"process is being captured into a graph, and that wait would end the capture ({error.name}); name the call's "
-        "streams by cuda_stream, or capture no graph meanwhile"
-    )
-
-
-def _followed_others(work: GpuWork, others: set[NamedStream | None], devices: set[int], deadline: float) -> Steps[None]:
-    """Make a call's GPU work wait for streams that earlier calls named; None stands for unknown streams.
-
-    Those calls may belong to other threads, which may capture graphs meanwhile.
-    """
-    streams = [
-        each for each in others if each is not None and (each.owner is not None or each.handle in DEFAULT_STREAMS)
-    ]
-    if len(streams) == len(others):
-        with contextlib.suppress(CallerError, CudaError):  # for example, one of them is being captured
-            work.follow(streams, devices)
-            return
-    runtime, errors = work.gpus.runtime, list[CudaError]()
-
-    def wait() -> None:
-        try:
-            for device in devices:
-                runtime.wait_beside_captures(device)
-        except CudaError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait, name="shm waits for GPUs", daemon=True)  # the deadline may end first
-    waiting.start()
-    yield from _until(lambda: not waiting.is_alive(), deadline, _COMES_BEFORE)
-    if errors:
-        raise errors[0]
-
-
-def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
-    """Wait until the GPUs have done the work that the call has queued so far, and the user's work before it."""
-    marks = work.marks()
-    yield from _until(lambda: _are_done(marks), deadline, _COMES_BEFORE)
-
-
-def _are_done(marks: list[Mark]) -> bool:
-    """Return whether the GPUs have passed all marks; close and remove the marks that they have passed."""
-    while marks and marks[-1].is_done():
-        marks.pop().close()
-    return not marks
-
-
-def _are_at_work(marks: list[Mark]) -> bool:
-    try:
-        return not _are_done(marks)
-    except CudaError:
-        return True  # a CUDA error hides the GPU's state, so assume that they still are
-
-
-def models_are_done(region: SlotRegion, deadline: float) -> Steps[None]:
-    """Wait until models and their GPUs have finished with a region's memory; LostMemoryError if a model died first."""
-    slot = region.slots[0]
-
-    def are_done() -> bool:
-        if slot.is_at_rest:
-            return True
-        if slot.was_left:
-            region.spoil("lost")
-            raise LostMemoryError
-        return False
-
-    yield from _until(are_done, deadline, "a model's GPU was still at work in its memory")
-
-
-class _Awaited:
-    """A request that streams wait for. If its model dies, the client itself writes ``completed``, so they go on."""
-
-    def __init__(self, region: SlotRegion, records: PinnedRecords) -> None:
-        slot = region.slots[0]
-        self._region, self._record, self._generation = region, slot.record, slot.sent
-        self._descriptor = Descriptor(os.dup, region.fd)  # the region may be destroyed meanwhile
-        self._offset = slot.record_offset
-        self._records = records  # registered as long as streams wait
-
-    def goes_on(self) -> bool:
-        """Return whether streams still wait; let them go on if the model is dead."""
-        if self._record.completed >= self._generation:
-            return False
-        if not is_left(self._descriptor.fileno(), self._offset, self._record):
-            return True
-        self._region.spoil("lost")
-        self._record.model_words[COMPLETED] = LOST
-        return False
 
 
 class GpuBuffer:
@@ -276,7 +135,7 @@ class CallOnGpus(OnGpus):
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
-            self.named = yield from _followed(work, self.named, self._devices, deadline)
+            self.named = yield from followed(work, self.named, self._devices, deadline)
             # None in this set means an unknown stream: an event, for example, does not show which stream reads later.
             streams = {
                 each if isinstance(each, NamedStream) and not each.is_the_threads else None
@@ -285,18 +144,18 @@ class CallOnGpus(OnGpus):
             # Earlier requests' streams may still read results here.
             others = {each for each in self._region.worked_on if each is None or each not in streams}
             if self.named and not self._has_waited_for_others and others:
-                yield from _followed_others(work, others, {each.device for each in self._allocations}, deadline)
+                yield from followed_others(work, others, {each.device for each in self._allocations}, deadline)
             self._region.worked_on |= streams  # the last line replaces the set, when all this work is done
             if any(source.is_strided for source in sources.values()):
-                yield from _worked_off(work, deadline)  # a waiting stream has no room for so many single copies
+                yield from worked_off(work, deadline)  # a waiting stream has no room for so many single copies
             try:
                 for name, source in sources.items():
                     if name not in self._lent:
                         source.put(self._plain_array(self.table.inputs[name], memory))
-                yield from _worked_off(work, deadline)
+                yield from worked_off(work, deadline)
             except BaseException:
                 marks = work.marks()  # keep the memory while GPUs may still copy from it or to it
-                self._gpus.bank.keep_while(lambda: _are_at_work(marks), (sources, memory))
+                self._gpus.bank.keep_while(lambda: are_at_work(marks), (sources, memory))
                 raise
         self._has_waited_for_others = True
         self._region.worked_on = streams
@@ -357,7 +216,7 @@ class CallOnGpus(OnGpus):
                     with runtime.current(device):
                         if address is None or runtime.is_capturing(stream):  # a graph would wait at each launch
                             return False
-                awaited = _Awaited(self._region, records)
+                awaited = Awaited(self._region, records)
                 self._gpus.bank.keep_while(awaited.goes_on, awaited)
                 for device, stream, address in waits:
                     with runtime.current(device):
@@ -405,8 +264,8 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
     work = work_of(sources.values())
     if work is not None:
         with contextlib.closing(work):
-            yield from _followed(work, named, {source.array.device for source in sources.values()}, deadline)
-            yield from _worked_off(work, deadline)
+            yield from followed(work, named, {source.array.device for source in sources.values()}, deadline)
+            yield from worked_off(work, deadline)
 
 
 def brought_to_gpus(

@@ -24,7 +24,7 @@ from ..once import Once
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, left_until, offloaded
 from .call import LONG_COPY, Plan
-from .on_gpus import LostMemoryError, models_are_done
+from .gpu_waits import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
 __all__ = ["grow", "take", "take_row", "take_with_devices"]

@@ -12,7 +12,7 @@ from ... import dtypes
 from ...errors import MissingTensorError, ModelError, shown
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceUses
+from ...gpu.uses import DeviceUses
 from ...model_spec import ModelSpec
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError, name_list
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceUses
+from ...gpu.uses import DeviceUses
 from ...model_spec import BATCH_CARRIER
 from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from ...protocol.layout import STARTED

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays, DeviceUses
+from ...gpu.model import DeviceArrays
+from ...gpu.uses import DeviceUses
 from ...http.questions import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool

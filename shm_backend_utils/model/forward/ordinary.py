@@ -15,7 +15,8 @@ from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.arrays.imported import is_on_gpu
-from ...gpu.model import DeviceArrays, DeviceUses
+from ...gpu.model import DeviceArrays
+from ...gpu.uses import DeviceUses
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
 from ...protocol.results import check_output, missing_output

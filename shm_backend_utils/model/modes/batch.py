@@ -15,7 +15,8 @@ from ... import dtypes
 from ...dtypes import BYTES, DType
 from ...errors import ModelError
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays, DeviceUses
+from ...gpu.model import DeviceArrays
+from ...gpu.uses import DeviceUses
 from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors.strings import Strings
 from ...tensors.view import TRITON, MemoryType, StringsView, TensorView

@@ -18,9 +18,10 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses
+from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedStream
+from shm_backend_utils.gpu.uses import DeviceUses
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.mapping.memory import Pinning
 from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
