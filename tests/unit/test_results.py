@@ -14,6 +14,7 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.claims import (
     MAX_REGIONS,
+    CudaDescriptorClaim,
     CudaRegionClaim,
     LentRegionClaim,
     NamedRegionClaim,
@@ -32,10 +33,11 @@ LENT = LentRegionClaim(KEY, 12288, TOKEN, 2)
 CUDA = CudaRegionClaim(HANDLE, 4096, UUID, 0)
 WAITING = CudaRegionClaim(bytes(64), 4096, UUID, 0, True)
 FOR_ONE_REQUEST = CudaRegionClaim(HANDLE[1:] + b"x", 4096, UUID, 0, False, True)
+BY_DESCRIPTOR = CudaDescriptorClaim(KEY, 4096, TOKEN, UUID, 0, True)
 UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
-NAMES = {1: KEY.encode(), 2: HANDLE}
+NAMES = {1: KEY.encode(), 2: HANDLE, 4: bytes.fromhex(UUID) + KEY.encode()}
 """Those of regions that have a size, by their kind."""
 
 
@@ -75,12 +77,19 @@ def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(WAITING) == waiting.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     lent = claim(2, FOR_ONE_REQUEST.handle, flags=1, fence=0, size=4096)
     assert encode_claim(FOR_ONE_REQUEST) == lent.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
+    assert encode_claim(BY_DESCRIPTOR) == claim(4, NAMES[4], slot=1, fence=0, size=4096)
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
 
 
 def test_an_events_handle_of_an_older_client_is_read_and_ignored() -> None:
     older = claim(2, HANDLE + bytes(64), fence=0, size=4096)
     assert decoded_claims(older) == (replace(CUDA, device_uuid=TOKEN),)
+
+
+@pytest.mark.parametrize("given", [WAITING, BY_DESCRIPTOR], ids=["by CUDA IPC", "by descriptor"])
+def test_a_client_waits_only_if_it_says_so(given: Any) -> None:
+    for each in (given, replace(given, waits=False)):
+        assert decoded_claims(encode_claim(each)) == (each,)
 
 
 def test_there_may_be_64_regions_and_no_more() -> None:
@@ -91,7 +100,7 @@ def test_there_may_be_64_regions_and_no_more() -> None:
 
 
 REFUSED = [
-    *((claim(kind, b"x"), "kind") for kind in (0, 4, 255)),
+    *((claim(kind, b"x"), "kind") for kind in (0, 5, 255)),
     *((claim(kind, name, size=size), "byte_size") for kind, name in NAMES.items() for size in (0, 2**63, 2**64 - 1)),
     *((claim(1, key), "name") for key in (b"shmbu-", b"weights", b"shmbu-a/b", b"shmbu-../x", b"shmbu-" + b"a" * 65)),
     *((claim(kind, name), "name") for kind in (1, 3) for name in (b"", b"\xff", b"a\0b", b"\xed\xa0\x80")),
@@ -101,6 +110,10 @@ REFUSED = [
     (claim(2, HANDLE, flags=1), "fence"),
     *((claim(2, HANDLE, fence=0, flags=flags), "flags") for flags in (2, 3, 255)),
     *((claim(kind, name, flags=1), "flags") for kind, name in ((1, KEY.encode()), (3, b"weights"))),
+    (claim(4, NAMES[4], fence=0, flags=1), "flags"),
+    (claim(4, NAMES[4]), "fence"),
+    (claim(4, NAMES[4], fence=1), "fence"),
+    *((claim(4, name, fence=0), "name") for name in (b"", bytes(15), bytes(16), bytes(16) + b"weights")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,22 @@ def test_a_stream_goes_on_if_the_model_dies_and_the_memory_is_not_used_again(
     assert early.claims[0] != left
     if others is not None:
         others.give_back()
+
+
+def test_a_stream_goes_on_although_memory_is_freed_meanwhile(
+    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
+) -> None:
+    """To free memory waits for the stream, which waits for the model."""
+    with held_back(early.own_stream, PROCESS):
+        result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
+        runtime.retired.add(functools.partial(runtime.free, runtime.allocate(1, 0), 0))
+        frees = DRIVER.count("cuMemFree", 0)
+        wait_until(lambda: DRIVER.count("cuMemFree", 0) > frees)
+        early.die()
+        died = time.monotonic()
+        wait_until(lambda: is_done(runtime, stream))
+        assert time.monotonic() - died < SOON_S
+        result.release()
 
 
 def idle_regions(client: ShmClient) -> list[Any]:
