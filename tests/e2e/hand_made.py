@@ -67,7 +67,7 @@ class Tensor:
 
 @dataclass
 class Claim:
-    """A further region of a table: kind 1 is lent, 2 CUDA, 3 named."""
+    """A further region of a table: kind 1 is lent, 2 CUDA, 3 named, 4 CUDA by descriptor."""
 
     kind: int
     name: bytes

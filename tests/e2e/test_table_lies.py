@@ -131,7 +131,7 @@ LIES: Final[dict[str, tuple[Break, str, str]]] = {
     "output over an input": (tensor("Y", offset=8192), "shm:table", "outputs.Y: found bytes of another tensor"),
     "output at an odd address": (tensor("Y", offset=8192 + STEP + 1), "shm:table", "outputs.Y.offset: found 12289"),
     "a ring for one answer": (head(frame_count=1), "shm:table", "frame_count: found 1, expected 0: model"),
-    "region of kind 4": (claims(Claim(4, b"", 4096)), "shm:table", "regions[1].kind: found 4"),
+    "region of kind 5": (claims(Claim(5, b"", 4096)), "shm:table", "regions[1].kind: found 5"),
     "region that nobody registered": (claims(Claim(3, b"nobody's")), "shm:gone", 'regions[1] is "nobody'),
     "region that is named twice": (
         claims(Claim(3, b"a"), Claim(3, b"a")),

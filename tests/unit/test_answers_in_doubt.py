@@ -215,7 +215,7 @@ def start_and_refuse(order: Order) -> None:
 
 
 ENDS: list[tuple[Callable[[Order], None], dict[str, float], int]] = [
-    (busy, {}, 3),
+    (busy, {}, 4),
     (start_and_refuse, {}, 1),
     (refuse_late, {"timeout_s": 0.05}, 1),
 ]

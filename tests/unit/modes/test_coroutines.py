@@ -105,6 +105,7 @@ def test_when_execute_is_cancelled_coroutines_are_over(open_session: Open, clien
     assert are_over(client)
     assert client.output("Y").tolist() == [0, 2, 4, 6]
     assert not client.has_results(1)
+    session.close()  # it keeps idle streams and events
 
 
 def test_when_execute_is_cancelled_at_once_no_slot_is_held(open_session: Open, client: Client) -> None:
