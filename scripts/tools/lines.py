@@ -14,15 +14,15 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_174,
+    "shm_backend_utils": 37_167,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_979,
     "shm_backend_utils/client": 8_497,
     "shm_backend_utils/compat": 1_836,
-    "shm_backend_utils/gpu": 3_639,
+    "shm_backend_utils/gpu": 3_633,
     "shm_backend_utils/http": 203,
     "shm_backend_utils/memory": 3_434,
-    "shm_backend_utils/model": 5_115,
+    "shm_backend_utils/model": 5_114,
     "shm_backend_utils/protocol": 1_948,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_189,

@@ -17,7 +17,7 @@ from ...gpu.arrays.copies import copy, new_array
 from ...gpu.arrays.device_array import DeviceArray
 from ...gpu.arrays.libraries import as_library
 from ...gpu.errors import CudaError
-from ...gpu.memory.by_descriptor import Allocation
+from ...gpu.memory.allocations import Allocation
 from ...gpu.memory.pinned import PinnedRecords
 from ...gpu.runtime import CudaRuntime
 from ...gpu.streams import Named, NamedStream

@@ -6,10 +6,10 @@ import functools
 import os
 
 from ...errors import ClosedError
-from ...protocol.claims import CudaRegionClaim
+from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from ..runtime import CudaRuntime, whole_blocks
 
-__all__ = ["CudaAllocation", "DeviceMemory"]
+__all__ = ["Allocation", "CudaAllocation", "DeviceMemory"]
 
 
 class DeviceMemory:
@@ -34,23 +34,17 @@ class DeviceMemory:
                 self._runtime.retired.add(functools.partial(self._runtime.free, address, self._device))
 
 
-class CudaAllocation:
-    """GPU memory for other processes to map; freed when nothing here keeps it."""
+class Allocation:
+    """GPU memory of this process for models to map; freed when nothing here keeps it."""
 
-    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        owned = DeviceMemory(runtime, byte_size, device)
-        self.runtime = runtime
+    def __init__(
+        self, owned: object, address: int, byte_size: int, device: int, claim: CudaRegionClaim | CudaDescriptorClaim
+    ) -> None:
+        self.address = address
+        self.byte_size = byte_size
         self.device = device
-        self.byte_size = whole_blocks(byte_size)
-        self.address = owned.address
-        self._owned: DeviceMemory | None = owned
-        self.handle = runtime.export(owned.address, device)  # 64 bytes, CUDA's CUipcMemHandle
-        self.device_uuid = runtime.device_uuid(device)
-
-    @property
-    def claim(self) -> CudaRegionClaim:
-        """The claim of this memory, for a request in a slot that fences it."""
-        return CudaRegionClaim(self.handle, self.byte_size, self.device_uuid, 0, waits=True)
+        self.claim = claim  # for a request in a slot that fences the memory
+        self._owned: object | None = owned
 
     @property
     def keeper(self) -> object:
@@ -62,3 +56,15 @@ class CudaAllocation:
     def free(self) -> None:
         """Release the memory. Twice is fine."""
         self._owned = None
+
+
+class CudaAllocation(Allocation):
+    """Memory that models map by CUDA IPC."""
+
+    def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
+        owned, byte_size = DeviceMemory(runtime, byte_size, device), whole_blocks(byte_size)
+        self.runtime = runtime
+        self.handle = runtime.export(owned.address, device)  # 64 bytes, CUDA's CUipcMemHandle
+        self.device_uuid = runtime.device_uuid(device)
+        claim = CudaRegionClaim(self.handle, byte_size, self.device_uuid, 0, waits=True)
+        super().__init__(owned, owned.address, byte_size, device, claim)

@@ -17,8 +17,8 @@ from ...process import call_after_fork
 from ..errors import CudaError
 from ..runtime import BLOCK_BYTES, whole_blocks
 from .access import CudaAccess
-from .allocations import CudaAllocation
-from .by_descriptor import Allocation, DescriptorAllocation
+from .allocations import Allocation, CudaAllocation
+from .by_descriptor import DescriptorAllocation
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 

@@ -11,7 +11,7 @@ import os
 import secrets
 from typing import Final
 
-from ...errors import ClosedError, RegionRefusedError, translate
+from ...errors import RegionRefusedError, translate
 from ...memory.descriptors import Access, Descriptor
 from ...memory.handover.server import REGISTRY
 from ...memory.locks import SharedLease
@@ -20,10 +20,10 @@ from ...protocol.layout import TOKEN_LENGTH
 from ..errors import CudaError
 from ..ordering import do_after_all_work
 from ..runtime import CudaRuntime, whole_blocks
-from .allocations import CudaAllocation
+from .allocations import Allocation
 from .mappings import CudaMapping
 
-__all__ = ["Allocation", "DescriptorAllocation", "map_descriptor"]
+__all__ = ["DescriptorAllocation", "map_descriptor"]
 
 _NO_FILE_SYSTEM: Final = -2  # CUDA IPC has -1
 
@@ -60,15 +60,11 @@ def _unmap(runtime: CudaRuntime, address: int, byte_size: int, device: int, leas
         lease.give_back()  # last, and only if CUDA has unmapped the memory
 
 
-class DescriptorAllocation:
-    """GPU memory that this process hands over by a descriptor; freed when nothing here and no model keeps it."""
+class DescriptorAllocation(Allocation):
+    """Memory that this process hands over by a descriptor; freed when nothing here and no model keeps it."""
 
-    def __init__(self, owned: _Owned, claim: CudaDescriptorClaim) -> None:
-        self.device = owned.device
-        self.byte_size = owned.byte_size
-        self.address = owned.address
-        self.claim = claim  # for a request in a slot that fences the memory
-        self._owned: _Owned | None = owned
+    claim: CudaDescriptorClaim
+    _owned: _Owned | None
 
     @classmethod
     def make(cls, runtime: CudaRuntime, byte_size: int, device: int, access: Access) -> DescriptorAllocation | None:
@@ -76,20 +72,15 @@ class DescriptorAllocation:
         if not runtime.shares_by_descriptor(device):
             return None
         owned = _Owned(runtime, whole_blocks(byte_size), device)
-        return cls(owned, owned.offer(access)) if owned.is_there else None
-
-    @property
-    def keeper(self) -> object:
-        """The object that arrays hold to keep the memory; ClosedError if the memory was freed."""
-        if self._owned is None:
-            raise ClosedError("this device memory")
-        return self._owned
+        if not owned.is_there:
+            return None
+        return cls(owned, owned.address, owned.byte_size, device, owned.offer(access))
 
     def free(self) -> None:
         """Stop handing out the memory, and release it. Twice is fine."""
         if self._owned is not None:
             self._owned.withdraw()
-            self._owned = None
+        super().free()
 
 
 class _Owned(_Kept):
@@ -122,9 +113,6 @@ class _Owned(_Kept):
         if self._process == os.getpid():  # a forked child has another registry
             self.withdraw()
         super().__del__()
-
-
-Allocation = CudaAllocation | DescriptorAllocation
 
 
 class _Imported(_Kept):

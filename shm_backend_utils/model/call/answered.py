@@ -397,11 +397,10 @@ class AnsweredRequest(ReceivedRequest):
         self.end()
 
 
-def _forget_locals(error: BaseException) -> None:
+def _forget_locals(error: BaseException | None) -> None:
     """Clear the local variables that the tracebacks of an error and of its causes keep alive."""
-    each: BaseException | None = error
     seen: set[int] = set()
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__ or each.__context__
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
