@@ -193,10 +193,10 @@ class ModelSpec:
         )
 
     @classmethod
-    def of_server(cls, model: str, told: Any) -> ModelSpec:
+    def of_server(cls, model: str, config: Any) -> ModelSpec:
         """Read a server's description of a model; raise PeerError unless it is a configuration of that model."""
         with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            spec = cls.from_config(told)
+            spec = cls.from_config(config)
             tensors = (*spec.inputs.values(), *spec.outputs.values(), *spec.controls.values())
             if spec.name == model and 0 <= spec.max_batch_size <= _MOST_ROWS and all(map(_is_sound, tensors)):
                 return spec
@@ -305,8 +305,8 @@ def _control_types(batching: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str
     """Yield names of control inputs, each with its kind and its data type in the configuration."""
     for tensor in batching.get("control_input", ()):
         for control in tensor.get("control", ()):
-            said = control.get("data_type", "TYPE_INVALID")  # only the control for an id has this field
-            dtype = next((dtype for values, dtype in _BY_VALUES.items() if control.get(values)), said)
+            declared = control.get("data_type", "TYPE_INVALID")  # only the control for an id has this field
+            dtype = next((dtype for values, dtype in _BY_VALUES.items() if control.get(values)), declared)
             yield tensor["name"], (str(control.get("kind", "")), dtype)
 
 

@@ -92,15 +92,15 @@ class Origin(NamedTuple):
 class Unclosed:
     """A member of a closable object: warns if that object is garbage-collected unclosed, except in forked children.
 
-    The ResourceWarning names the line of ``origin``; ``advice`` says how to close the object. ``rest`` returns text to
-    insert before the advice, or None if the object was closed with another one.
+    The ResourceWarning names the line of ``origin``; ``remedy`` says how to close the object. ``rest`` returns text to
+    insert before it, or None if the object was closed with another one.
     """
 
-    __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")
+    __slots__ = ("_is_closed", "_origin", "_process", "_remedy", "_rest")
 
-    def __init__(self, origin: Origin, advice: str, rest: Callable[[], str | None] = str) -> None:
+    def __init__(self, origin: Origin, remedy: str, rest: Callable[[], str | None] = str) -> None:
         self._origin = origin
-        self._advice = advice
+        self._remedy = remedy
         self._rest = rest
         self._is_closed = False
         self._process = os.getpid()
@@ -116,5 +116,5 @@ class Unclosed:
         rest = self._rest()
         if rest is not None:
             origin = self._origin
-            text = f"{origin} was not closed{rest}; {self._advice}"
+            text = f"{origin} was not closed{rest}; {self._remedy}"
             warn(text, ResourceWarning, origin.code.co_filename, origin.line)

@@ -134,8 +134,8 @@ def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
         [*environment.command, *arguments], cwd=ROOT, env=environment.variables, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    told = Thread(target=_tell, args=(process.stderr,))
-    told.start()
+    teller = Thread(target=_tell, args=(process.stderr,))
+    teller.start()
     try:
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # which the terminal has sent to pytest, too
@@ -145,7 +145,7 @@ def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
         process.wait()
         raise
     finally:
-        told.join()
+        teller.join()
 
 
 def _tell(lines: IO[str]) -> None:

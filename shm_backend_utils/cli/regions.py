@@ -107,9 +107,9 @@ def _print_sealed(sealed: Search) -> None:
         words = size(memory.byte_size), "-" if memory.uid is None else user(memory.uid), owner, in_use, holders
         print(_SEALED_COLUMNS.format(f"inode {memory.inode}", *words))
     dead = sum(memory.is_owner_alive is False for memory in sealed.found)
-    advice = "; it goes with the processes that hold it" if dead else ""
+    hint = "; it goes with the processes that hold it" if dead else ""
     rest = "" if sealed.is_complete else "; processes that this user may not inspect may hold more"
-    print(f"{len(sealed.found)} sealed, {dead} with a dead owner{advice}{rest}")
+    print(f"{len(sealed.found)} sealed, {dead} with a dead owner{hint}{rest}")
 
 
 def _print_pools(pools: list[BackendPool]) -> None:
@@ -122,15 +122,15 @@ def _print_pools(pools: list[BackendPool]) -> None:
         words = user(pool.uid), age(pool.age_s), "no process" if pool.is_left_behind else "unknown"
         print(_POOL_COLUMNS.format(printable(pool.key), size(pool.byte_size), *words))
     left = sum(pool.is_left_behind is True for pool in pools)
-    advice = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
-    print(f"pools of Triton's Python backend: {len(pools)}, {left} not mapped by any process here{advice}")
+    hint = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
+    print(f"pools of Triton's Python backend: {len(pools)}, {left} not mapped by any process here{hint}")
 
 
 def _summary(found: list[RegionReport]) -> str:
     dead = sum(not report.is_owner_alive for report in found)
-    advice = "; `shm-backend-utils regions --reap` removes this user's" if dead else ""
+    hint = "; `shm-backend-utils regions --reap` removes this user's" if dead else ""
     regions = "1 region" if len(found) == 1 else f"{len(found)} regions"
-    return f"{regions} in /dev/shm, {dead} with a dead owner{advice}"
+    return f"{regions} in /dev/shm, {dead} with a dead owner{hint}"
 
 
 def _registered_names(url: str) -> dict[str, list[str]]:

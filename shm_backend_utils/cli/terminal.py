@@ -96,11 +96,11 @@ def port(text: str) -> int:
 
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
     """Run a program that cleans up when a signal ends it; print the given errors and OSError; return the status."""
-    told: tuple[type[Exception], ...] = (*errors, OSError)
+    expected: tuple[type[Exception], ...] = (*errors, OSError)
     try:
         raise_on_signals()
         return program()
-    except told as error:
+    except expected as error:
         print(error, file=sys.stderr)
         return 1
     except Interrupted as interrupted:

@@ -160,8 +160,8 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
             _UNAVAILABLE,
         )
     found = (each[1:] for each in _REASONS if each[0].search(reason))
-    kind, advice = next(found, (ServerUnavailableError, _NOBODY))
-    return kind(f"{advice.format(address=address)} ({reason}){_of_proxies(address)}", _UNAVAILABLE)
+    kind, template = next(found, (ServerUnavailableError, _NOBODY))
+    return kind(f"{template.format(address=address)} ({reason}){_of_proxies(address)}", _UNAVAILABLE)
 
 
 def proxy_for(address: str) -> str:

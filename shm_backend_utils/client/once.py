@@ -76,9 +76,9 @@ class Once:
             except TimeoutError:
                 raise out_of_time("another call was asking the server the same") from None
             if outcome is not None:
-                found, told = outcome
-                if told is not None:
-                    raise copy.copy(told)
+                found, failure = outcome
+                if failure is not None:
+                    raise copy.copy(failure)
                 return found
             if not theirs.done():  # this call runs in a signal handler, which interrupts the search
                 return (yield from search())

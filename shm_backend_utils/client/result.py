@@ -113,12 +113,12 @@ class Result(Arrays):
         """
         response = self.read_response().get_response()
         if isinstance(response, dict):
-            said = response.get("parameters", {})
+            parameters = response.get("parameters", {})
         else:
-            said = {
+            parameters = {
                 name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in response.parameters.items()
             }
-        return {name: value for name, value in said.items() if name != _OF_STREAMS}
+        return {name: value for name, value in parameters.items() if name != _OF_STREAMS}
 
     def release(self) -> None:
         """Drop the result's arrays. Arrays that you took from it stay valid and keep their memory. Twice is fine."""

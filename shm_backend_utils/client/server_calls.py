@@ -118,16 +118,16 @@ def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
     """Return whether the server itself notices dead models: Triton from 26.01 on, or a server without an address."""
     if not codec.address:
         return True
-    told = yield from ask(codec, deadline, "server metadata")
-    return tuple(int(part) for part in str(told.get("version")).split(".") if part.isdecimal()) >= _TELLS_OF_DEAD
+    metadata = yield from ask(codec, deadline, "server metadata")
+    return tuple(int(part) for part in str(metadata.get("version")).split(".") if part.isdecimal()) >= _TELLS_OF_DEAD
 
 
 def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:
     """Return how many processes of a Python model's version are alive; None if this process cannot see them."""
     if not codec.address:
         return None
-    told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
-    versions = [each for each in told.get("versions") or () if isinstance(each, str)]
+    metadata = yield from ask(codec, deadline, "model metadata", str(config["name"]))
+    versions = [each for each in metadata.get("versions") or () if isinstance(each, str)]
     if len(versions) < 2:  # the folder of a single version may have any name
         version = ""
     elif not version:
@@ -150,24 +150,24 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     if spec.sequences:
         deadline = min(deadline, time.monotonic() + _SEQUENCE_WAIT_S)
     try:
-        said = yield from ask_session(codec, spec, (ALIVE_ADDRESS, 1), deadline, version)
+        message = yield from ask_session(codec, spec, (ALIVE_ADDRESS, 1), deadline, version)
     except DeadlineExceededError:
         if not spec.sequences:
             raise
         return None
     except CallerError:
         return None
-    if said is None:
+    if message is None:
         return ""
-    code = code_in(said)
-    if code == MachineError.code or is_of_dead_process(said):
-        return said
+    code = code_in(message)
+    if code == MachineError.code or is_of_dead_process(message):
+        return message
     return "" if code else None  # an earlier release's session refuses the request
 
 
-def is_of_dead_process(said: str) -> bool:
+def is_of_dead_process(message: str) -> bool:
     """Return whether the server refused a request because the model's process is dead."""
-    return _DEAD.search(said) is not None
+    return _DEAD.search(message) is not None
 
 
 def load(codec: Codec, deadline: float, model: str, config: str | None, files: Mapping[str, bytes]) -> Steps[None]:

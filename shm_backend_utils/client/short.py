@@ -88,8 +88,8 @@ class _Inline(_ShortCall):
         arrays: dict[str, Any] = {}
         for name in self.fitting.requested or self.known.outputs:
             dtype, rank, end, *_ = self.known.outputs[name]
-            said, shape, content = found.get(name, ("", (), b""))
-            fits = said == dtype.name and len(shape) == rank and (not end or tuple(shape[rank - len(end) :]) == end)
+            datatype, shape, content = found.get(name, ("", (), b""))
+            fits = datatype == dtype.name and len(shape) == rank and (not end or tuple(shape[rank - len(end) :]) == end)
             if not fits or min(shape, default=1) < 1 or math.prod(shape) * dtype.itemsize != len(content):
                 return None
             arrays[name] = np.ndarray(shape, dtype.numpy, bytearray(content))

@@ -184,16 +184,16 @@ def _place_of(tensor: Any) -> Place | None:
     """Return the place that ``set_shared_memory`` gave an ``InferInput`` or ``InferRequestedOutput``, gRPC or HTTP."""
     described = tensor._get_tensor()
     if isinstance(described, dict):
-        told = described.get("parameters", {})
-        region, byte_size = told.get("shared_memory_region"), told.get("shared_memory_byte_size", 0)
-        offset = told.get("shared_memory_offset", 0)
+        parameters = described.get("parameters", {})
+        region, byte_size = parameters.get("shared_memory_region"), parameters.get("shared_memory_byte_size", 0)
+        offset = parameters.get("shared_memory_offset", 0)
     else:
-        told = described.parameters
-        if "shared_memory_region" not in told:
+        parameters = described.parameters
+        if "shared_memory_region" not in parameters:
             return None
-        region = told["shared_memory_region"].string_param
-        byte_size = told["shared_memory_byte_size"].int64_param
-        offset = told["shared_memory_offset"].int64_param if "shared_memory_offset" in told else 0
+        region = parameters["shared_memory_region"].string_param
+        byte_size = parameters["shared_memory_byte_size"].int64_param
+        offset = parameters["shared_memory_offset"].int64_param if "shared_memory_offset" in parameters else 0
     return None if region is None else Place(region, offset, byte_size)
 
 

@@ -26,8 +26,8 @@ class CudaError(MachineError):
         self.name = name
         self.is_final = name in _FINAL
         self.is_capture = "CAPTURE" in name
-        advice = _ADVICE.get(name, "see CUresult in CUDA's documentation of the driver API")
-        super().__init__(f"{doing} failed with {name}: {advice}")
+        remedy = _REMEDIES.get(name, "see CUresult in CUDA's documentation of the driver API")
+        super().__init__(f"{doing} failed with {name}: {remedy}")
 
 
 _LOST: Final = "this process cannot use CUDA any more: restart it, or load the model again"
@@ -36,7 +36,7 @@ _CAPTURED: Final = (
     "a stream that is not part of it"
 )
 
-_ADVICE: Final = {
+_REMEDIES: Final = {
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not enough memory left; make smaller calls, or fewer at once",
     "CUDA_ERROR_INVALID_VALUE": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
     "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
@@ -74,7 +74,7 @@ _ADVICE: Final = {
     "CUDA_ERROR_CONTEXT_IS_DESTROYED": "CUDA was reset in this process; do not call cudaDeviceReset here",
 }
 
-_FINAL: Final = frozenset({name for name, advice in _ADVICE.items() if _LOST in advice}) | {
+_FINAL: Final = frozenset({name for name, remedy in _REMEDIES.items() if _LOST in remedy}) | {
     "CUDA_ERROR_CONTEXT_IS_DESTROYED",
     "CUDA_ERROR_DEINITIALIZED",
     "CUDA_ERROR_NOT_INITIALIZED",

@@ -159,12 +159,12 @@ class _Connection:
         data = self._receive_until(deadline, 0)
         while (end := data.find(_END_OF_HEAD)) < 0:
             data += self._receive_until(deadline, len(data))
-        said = _LENGTH.search(data, 0, end + 2)
+        length_header = _LENGTH.search(data, 0, end + 2)
         status = _STATUS.match(data)
-        if said is None or status is None:
+        if length_header is None or status is None:
             raise HTTPException("an answer that is not understood")
         begin = end + len(_END_OF_HEAD)
-        length = begin + int(said[1])
+        length = begin + int(length_header[1])
         while len(data) < length:
             data += self._receive_until(deadline, len(data))
         if len(data) != length:

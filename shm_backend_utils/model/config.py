@@ -20,7 +20,7 @@ from ..memory.shared_file import USUAL_POOL_PREFIX, prefix_of_pools
 from ..model_spec import BATCH_CARRIER, CARRIER, CARRIER_LINE, PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ..tensors.view import DIRECT
 
-__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "auto_complete", "refused_lines", "url_of_server"]
+__all__ = ["PARAMETERS", "PREFIX", "Config", "auto_complete", "load_warnings", "refused_lines", "url_of_server"]
 
 PREFIX: Final = "SHM_"
 """The prefix of all parameter names. A model with an unknown parameter of this prefix does not load."""
@@ -196,7 +196,7 @@ def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
-def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
+def load_warnings(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
     """Yield warnings for the server's log about settings that prevent shared memory, batching, and strings."""
     if spec.paths is None:
         yield (

@@ -67,7 +67,7 @@ class Context:
         )
         # Triton fills the batch slots of sequences without a request with requests of its own.
         self.fills_slots = spec.sequences == "direct" and spec.max_batch_size > 1
-        self.takes_delivered = spec.paths != frozenset({DIRECT})  # whether requests may come without shared memory
+        self.takes_in_band = spec.paths != frozenset({DIRECT})  # whether requests may come without shared memory
         self.backend = TritonBackend()
         self.arrays = DeviceArrays(cuda, device)
         self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None

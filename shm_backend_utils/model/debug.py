@@ -24,7 +24,7 @@ from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
 from .modes.batch import Gathering, with_rows
 from .modes.stream import StreamCall
-from .triton import DeliveredView
+from .triton import InBandView
 
 __all__ = ["DEBUGGED", "PLAIN", "MeasuredDebugCall", "Poison"]
 
@@ -123,9 +123,13 @@ class DebugCall(Call):
             memory = self._memories[span.region]
             if isinstance(memory, HostMemory):
                 yield name, memory.bytes()[span.offset : span.offset + span.byte_size]
-        for name, tensor in self._delivered_tensors().items():
-            view = self._delivered(name) if name in self.spec.inputs and name not in spans and tensor.is_cpu() else None
-            if isinstance(view, DeliveredView):
+        for name, tensor in self._tensors_in_band().items():
+            view = (
+                self._input_in_band(name)
+                if name in self.spec.inputs and name not in spans and tensor.is_cpu()
+                else None
+            )
+            if isinstance(view, InBandView):
                 yield name, view.numpy().reshape(-1).view(np.uint8)
 
 

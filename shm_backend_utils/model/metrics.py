@@ -207,7 +207,7 @@ class MeasuredCall(Call):
         spec = self._context.spec
         if self.table is not None:
             zero_copy += sum(span.byte_size for span in self.table.inputs.values())
-        for name, tensor in self._delivered_tensors().items():
+        for name, tensor in self._tensors_in_band().items():
             dtype = spec.inputs[name].dtype if name in spec.inputs else None
             if dtype is not None and dtype is not BYTES:
                 size = math.prod(tensor.shape()) * dtype.itemsize

@@ -19,7 +19,7 @@ from ..memory import reaper
 from ..model_spec import ModelSpec
 from ..process import Origin, Unclosed
 from .call import Call
-from .config import Config, advice
+from .config import Config, load_warnings
 from .context import Context
 from .debug import DEBUGGED, PLAIN
 from .metrics import Metrics
@@ -103,7 +103,7 @@ class ShmSession:
         version = args.get("model_version", "")
         spec = ModelSpec.from_config(config)
         session = cls(spec, Config.from_config(config), cuda, device, version)
-        for line in advice(spec, config, stub_reads_numpy=session._backend.reads_numpy):
+        for line in load_warnings(spec, config, stub_reads_numpy=session._backend.reads_numpy):
             session._backend.log_warning(line)
         return session
 

@@ -35,7 +35,7 @@ from ..tensors import dlpack
 from ..tensors.strings import Strings
 from ..tensors.view import TRITON, BufferAttributes, MemoryType, StringsView, TensorView
 
-__all__ = ["DeliveredView", "TritonBackend", "view_of"]
+__all__ = ["InBandView", "TritonBackend", "view_of"]
 
 _NEWEST: Final = -1
 _RESERVED: Final = "triton_"
@@ -143,8 +143,8 @@ class TritonBackend:
             return self.response([])
         codes = self._pb_utils.TritonError
         with contextlib.suppress(BaseException):  # most errors have other arguments, or none
-            if isinstance(said := error.args[0], codes):
-                error = RequestRefusedError(said.message(), said.code().name)
+            if isinstance(refusal := error.args[0], codes):
+                error = RequestRefusedError(refusal.message(), refusal.code().name)
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
         if isinstance(error, RequestRefusedError | ForwardError):
             name = error.status
@@ -211,7 +211,7 @@ def _as_utf8(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-class DeliveredView(TensorView):
+class InBandView(TensorView):
     """A tensor on the host that Triton delivered, not of strings. Its array is made on first use."""
 
     __slots__ = ("_backend", "tensor")

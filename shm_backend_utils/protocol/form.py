@@ -43,8 +43,8 @@ class TableForm:
             known[end + 2] = TENSOR.pack(0, 0, 0, NUMBERS[tensor.dtype.name], rank, len(text), 0)[16:]
             known |= {begin + axis: size for axis, size in enumerate(tensor.shape) if size >= 0}
             known[begin + rank] = padded
-            said = itemgetter(end, end + 1, slice(begin, begin + rank))
-            self._inputs.append((name, tensor.dtype, tensor.dtype.itemsize, said))
+            span_of = itemgetter(end, end + 1, slice(begin, begin + rank))
+            self._inputs.append((name, tensor.dtype, tensor.dtype.itemsize, span_of))
             end = begin + rank + 1
         for name, tensor in spec.outputs.items():
             text, itemsize = name.encode(), (tensor.dtype and tensor.dtype.itemsize) or 1
@@ -72,8 +72,8 @@ class TableForm:
             length, reach = fields[1], data_begin
             if fields[0] != generation or self._known_of(fields) != self._known or length > len(data):
                 return None
-            for name, dtype, itemsize, said in self._inputs:
-                offset, size, shape = said(fields)
+            for name, dtype, itemsize, span_of in self._inputs:
+                offset, size, shape = span_of(fields)
                 if offset < reach or offset % itemsize or not size or math.prod(shape) * itemsize != size:
                     return None
                 inputs[name] = _made(InputSpan, (dtype, shape, 0, offset, size))

@@ -77,10 +77,10 @@ def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
     """Check a probe as :func:`.table.decode` checks a table; TableError if it breaks the protocol."""
     (word,) = _WORD.unpack_from(data, table.PROBE_OFFSET)
     plain = data[: table.PROBE_OFFSET] + _WORD.pack(0) + data[table.PROBE_OFFSET + _WORD.size :]
-    generation, said = table.decode(plain, data_begin, byte_size)
-    if len(said.inputs) != 1 or len(said.outputs) != 1 or said.regions or said.ring is not None:
+    generation, asked = table.decode(plain, data_begin, byte_size)
+    if len(asked.inputs) != 1 or len(asked.outputs) != 1 or asked.regions or asked.ring is not None:
         raise TableError("probe", "other tensors, regions or frames", "one input and one output in the slot's region")
-    (nonce,), (report,) = said.inputs.values(), said.outputs.values()
+    (nonce,), (report,) = asked.inputs.values(), asked.outputs.values()
     if nonce.dtype.name != "UINT8" or nonce.byte_size not in _NONCE_LENGTHS:
         expected = f"{_NONCE_LENGTHS[0]} to {_NONCE_LENGTHS[-1]} bytes of UINT8"
         raise TableError("probe", f"an input of {nonce.byte_size} bytes of {nonce.dtype.name}", expected)

@@ -42,9 +42,9 @@ def read_config(folder: Path) -> Any:
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        said = _PLACE.sub("", str(error))
+        message = _PLACE.sub("", str(error))
         line, column = error.GetLine() or 1, error.GetColumn() or 1
-        raise ModelError(f"{file}:{line}:{column}: {said}{_remedy(said)}") from None
+        raise ModelError(f"{file}:{line}:{column}: {message}{_remedy(message)}") from None
     return config
 
 
@@ -52,14 +52,14 @@ def check_tensors(config: Any) -> None:
     """Check inputs and outputs as the server does after ``auto_complete_config``; ModelError if one is wrong."""
     for side in ("input", "output"):
         for tensor in getattr(config, side):
-            said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
+            message = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
             reason = _obstacle(tensor, config.max_batch_size)
             if reason is not None:
-                raise ModelError(f"{said}{reason} for {config.name}; see {side} in {CONFIG_FILE}")
+                raise ModelError(f"{message}{reason} for {config.name}; see {side} in {CONFIG_FILE}")
 
 
-def _remedy(said: str) -> str:
-    field, value = _NO_FIELD.search(said), _NO_VALUE.search(said)
+def _remedy(message: str) -> str:
+    field, value = _NO_FIELD.search(message), _NO_VALUE.search(message)
     if field is not None:
         known = [each.name for each in _descriptor(field[1]).fields]
         return _meant(field[2], known)

@@ -21,7 +21,7 @@ PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _STUB: Final = "triton_python_backend_stub"
 _BACKEND: Final = ("libtriton_python.so", _STUB, "triton_python_backend_utils.py")
 _PATIENCE_S: Final = 60.0
-_TOLD_VERSION: Final = re.compile(r"\| server_version +\| (\d+\.\d+\S*)")
+_PRINTED_VERSION: Final = re.compile(r"\| server_version +\| (\d+\.\d+\S*)")
 _WITHOUT_LIBRARY: Final = re.compile(r"error while loading shared libraries: (.+)")
 _FOR_NEWER_SYSTEM: Final = re.compile(r"\S+: version `\S+' not found.*")
 _LINKED_PYTHON: Final = re.compile(rb"libpython(3\.\d+)\.so")
@@ -82,10 +82,10 @@ class Installation:
         if not self.is_complete:
             raise MachineError(f"{self.folder} is not a server's folder: it has no bin/tritonserver")
         # Without a folder of models it prints its options, and exits. GPUs are hidden, as they take time to initialize.
-        told = self._told_by(self.binary, {"CUDA_VISIBLE_DEVICES": ""})
-        version = _TOLD_VERSION.search(told)
+        printed = self._printed_by(self.binary, {"CUDA_VISIBLE_DEVICES": ""})
+        version = _PRINTED_VERSION.search(printed)
         if version is None:
-            last_words = told.strip().splitlines()[-1:] or ["nothing"]
+            last_words = printed.strip().splitlines()[-1:] or ["nothing"]
             raise MachineError(f"{self.binary} is not a tritonserver: asked for its version, it says {last_words[0]!r}")
         return version[1]
 
@@ -113,9 +113,9 @@ class Installation:
                 f"{stub} runs Python {linked[1].decode()}, and this is Python {PYTHON}: use that one, or put a stub "
                 "for this one there"
             )
-        self._told_by(stub, {})
+        self._printed_by(stub, {})
 
-    def _told_by(self, program: Path, variables: dict[str, str]) -> str:
+    def _printed_by(self, program: Path, variables: dict[str, str]) -> str:
         """Run one of the server's programs without arguments until it ends, and return its output."""
         try:
             ended = subprocess.run(
@@ -131,12 +131,12 @@ class Installation:
             raise MachineError(
                 f"{program} did not end within {_PATIENCE_S:g} s; a server without models ends at once"
             ) from None
-        told = (ended.stdout + ended.stderr).decode(errors="replace")
-        if (missing := _WITHOUT_LIBRARY.search(told)) is not None:
+        printed = (ended.stdout + ended.stderr).decode(errors="replace")
+        if (missing := _WITHOUT_LIBRARY.search(printed)) is not None:
             raise MachineError(f"{program} cannot be loaded: {missing[1]}; install it, or put it into {self.libraries}")
-        if (newer := _FOR_NEWER_SYSTEM.search(told)) is not None:
+        if (newer := _FOR_NEWER_SYSTEM.search(printed)) is not None:
             raise MachineError(f"{program} was built on a newer system than this: {newer[0]}")
-        return told
+        return printed
 
     def environment(self, python_environment: Path | None = None) -> dict[str, str]:
         """Return the environment to start the server in.

@@ -36,7 +36,7 @@ _VISIBLE_IN_CONTAINERS: Final = "NVIDIA_VISIBLE_DEVICES"
 _IN_CONTAINERS: Final = f"in a container: docker run --gpus all, or {_VISIBLE_IN_CONTAINERS}=all"
 _MIG: Final = " MIG "  # in the names of instances of a divided GPU: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
-_ADVICE: Final = {
+_REMEDIES: Final = {
     "CUDA_ERROR_STUB_LIBRARY": "that is the toolkit's stub for linking, not a driver: remove its folder from "
     "LD_LIBRARY_PATH",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the library and the kernel module have different versions: restart the "
@@ -111,8 +111,8 @@ def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuF
     release = f", release {facts['driver']}" if facts.get("driver") else ""
     of_driver = f"{facts['library']}{release}"
     if facts["error"] and facts["error"] not in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
-        advice = _ADVICE.get(facts["error"], "see CUDA's documentation of this error, and whether nvidia-smi works")
-        return _no_device(f"the driver ({of_driver}) says {facts['error']}; {advice}")
+        remedy = _REMEDIES.get(facts["error"], "see CUDA's documentation of this error, and whether nvidia-smi works")
+        return _no_device(f"the driver ({of_driver}) says {facts['error']}; {remedy}")
     devices = tuple(facts.get("devices", ()))
     if not devices:
         return _no_device(f"there is a driver ({of_driver}), and it shows no device; {_why_hidden(environment)}")

@@ -126,9 +126,9 @@ def fetch_wheel(requirement: str, carried: str, folder: Path, digests: Collectio
     return wheel
 
 
-def _reason(told: str) -> str:
+def _reason(output: str) -> str:
     """Return the first of pip's errors, or the last line of a traceback."""
-    lines = told.strip().splitlines() or ["pip said nothing"]
+    lines = output.strip().splitlines() or ["pip said nothing"]
     return next((line for line in lines if line.startswith("ERROR: ") and line != "ERROR: Exception:"), lines[-1])
 
 

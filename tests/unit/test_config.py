@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import auto_complete
 from shm_backend_utils.model import config as config_module
-from shm_backend_utils.model.config import PARAMETERS, Config, advice
+from shm_backend_utils.model.config import PARAMETERS, Config, load_warnings
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.testing.emulator.module import ModelConfig
 from tests.unit.sessions import tensor
@@ -156,7 +156,7 @@ def lines(
 ) -> list[str]:
     said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
     made = {"name": "m", "input": [tensor("X", dtype)], "output": [tensor("Y", dtype)], "parameters": said, **more}
-    return list(advice(ModelSpec.from_config(made), made, stub_reads_numpy=stub_reads_numpy))
+    return list(load_warnings(ModelSpec.from_config(made), made, stub_reads_numpy=stub_reads_numpy))
 
 
 def test_a_model_that_declares_its_paths_gets_no_advice() -> None:

@@ -19,7 +19,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import DeviceMemoryError, TensorError, TensorTypeError
-from shm_backend_utils.model.triton import DeliveredView
+from shm_backend_utils.model.triton import InBandView
 from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.tensors.view import BufferAttributes, MemoryType, StringsView, TensorView
@@ -132,8 +132,8 @@ def test_numpy_makes_an_array_of_the_very_memory(writable: bool) -> None:
 DELIVERED: Any = SimpleNamespace(shape=lambda: [2])
 ARRAY_OF: dict[str, tuple[TensorView, str]] = {
     "TensorView": (view_of(floats()), "np.asarray(view), or torch.from_dlpack(view), or another library's"),
-    "DeliveredView": (
-        DeliveredView("IMAGE", DELIVERED, dtypes.BY_NAME["FP32"], None),  # type: ignore[arg-type]  # not asked
+    "InBandView": (
+        InBandView("IMAGE", DELIVERED, dtypes.BY_NAME["FP32"], None),  # type: ignore[arg-type]  # not asked
         "np.asarray(view), or torch.from_dlpack(view), or another library's",
     ),
     "StringsView": (

@@ -34,7 +34,7 @@ def as_json(figure: Figure) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _reported(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -103,19 +103,19 @@ class Reports(NamedTuple):
     def check(self) -> None:
         """Make the folder, and raise :class:`ReportError` if one of them could not be written."""
         for file in filter(None, (self.json, self.document)):
-            with _told(file):
+            with _reported(file):
                 if file.is_dir():
                     raise IsADirectoryError(0, "it is a folder; expected a file")
                 if not file.exists():
                     tempfile.TemporaryFile(dir=file.parent).close()
         if self.pictures:
-            with _told(self.pictures):
+            with _reported(self.pictures):
                 self.pictures.mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.pictures).close()
 
     def write(self, run: Run) -> None:
         for file, content in self._contents(run):
-            with _told(file):
+            with _reported(file):
                 file.write_bytes(content)
 
     def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:

@@ -40,8 +40,8 @@ class Subprocess:
         """Wait for its end; raise StepFailedError with its standard error if it failed."""
         if self._process.wait() != 0:
             self._errors.seek(0)
-            told = self._errors.read().strip()
-            raise StepFailedError(told or f"{self._name} failed with status {self._process.returncode}")
+            printed = self._errors.read().strip()
+            raise StepFailedError(printed or f"{self._name} failed with status {self._process.returncode}")
 
     def __enter__(self) -> Subprocess:
         return self

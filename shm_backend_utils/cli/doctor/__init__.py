@@ -120,7 +120,7 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
 
 def as_json(checkup: Checkup, subject: str) -> str:
     """Return one line of JSON: ``subject``, ``healthy``, ``fine`` and ``findings``."""
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "subject": subject,
         "healthy": checkup.exit_status == 0,
         "fine": [{"model": model, "what": line} for model, line in checkup.fine],
@@ -136,27 +136,27 @@ def as_json(checkup: Checkup, subject: str) -> str:
             for finding in checkup.findings
         ],
     }
-    return json.dumps(said)
+    return json.dumps(document)
 
 
 def as_text(checkup: Checkup) -> str:
     """Return the findings as lines: first those of the server and the machine, then those of each model."""
-    told: defaultdict[str, list[str]] = defaultdict(list)
+    by_model: defaultdict[str, list[str]] = defaultdict(list)
     for model, line in checkup.fine:
-        told[model].append(f"✓ {_one_line(line)}")
+        by_model[model].append(f"✓ {_one_line(line)}")
     for finding in checkup.findings:
-        told[finding.model] += _told(finding)
+        by_model[finding.model] += _lines_of(finding)
     lines: list[str] = []
-    for model, said in sorted(told.items()):
+    for model, texts in sorted(by_model.items()):
         lines += [f"model {_one_line(model)}"] if model else []
-        lines += [f"{'  ' if model else ''}{line}" for line in said]
+        lines += [f"{'  ' if model else ''}{line}" for line in texts]
     fatal = sum(finding.trouble.is_fatal for finding in checkup.findings)
     advice = len(checkup.findings) - fatal
     lines.append(f"{_count(fatal, 'trouble')}, {_count(advice, 'piece')} of advice")
     return "\n".join(lines)
 
 
-def _told(finding: Finding) -> Iterator[str]:
+def _lines_of(finding: Finding) -> Iterator[str]:
     trouble = finding.trouble
     yield f"{_MARKS[trouble.is_fatal]} {trouble.code}: {trouble.what}"
     yield f"    found:  {_one_line(finding.found)}"

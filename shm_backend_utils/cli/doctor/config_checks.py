@@ -67,8 +67,8 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     if spec.paths is None:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else _parameters has reported the wrong name
-            said = f", but {misspelt}, which may be a misspelling of it" if misspelt else ""
-            yield Finding(Trouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+            hint = f", but {misspelt}, which may be a misspelling of it" if misspelt else ""
+            yield Finding(Trouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{hint}", model)
     elif _DIRECT not in spec.paths:
         found = f"found {PATHS_PARAMETER} {','.join(sorted(spec.paths))!r}; expected {_DIRECT} among its words"
         yield Finding(Trouble.DIRECT_NOT_DECLARED, found, model)

@@ -287,11 +287,11 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
     for code in codes:
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
-            said = f"is for decoupled models, but {CONFIG_FILE} does not set decoupled: true"
-            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+            problem = f"is for decoupled models, but {CONFIG_FILE} does not set decoupled: true"
+            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {STREAMING} {problem}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
-            said = f"is for models that are not decoupled, but {CONFIG_FILE} sets decoupled: true"
-            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+            problem = f"is for models that are not decoupled, but {CONFIG_FILE} sets decoupled: true"
+            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {answering[0]} {problem}", model)
 
 
 def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
@@ -310,21 +310,21 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
     try:
         for copy in [place / PACKAGE for place in (*version_folders(folder), folder)]:
             if os.path.lexists(copy):
-                version, protocol = _said_in(copy, *_LIBRARY_VERSION), _said_in(copy, *_PROTOCOL_VERSION)
+                version, protocol = _constant_in(copy, *_LIBRARY_VERSION), _constant_in(copy, *_PROTOCOL_VERSION)
                 if (version, protocol) != (__version__, str(VERSION)):
-                    said = f"has version {version} and protocol {protocol}; expected {__version__} and {VERSION}"
-                    yield Finding(Trouble.OTHER_COPY, f"{copy} {said}", folder.name)
+                    problem = f"has version {version} and protocol {protocol}; expected {__version__} and {VERSION}"
+                    yield Finding(Trouble.OTHER_COPY, f"{copy} {problem}", folder.name)
     except OSError as error:
         yield _unreadable(error, folder)
 
 
-def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
+def _constant_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
     """Return the version that a pattern finds in a copy's file, without importing the copy."""
     try:
-        said = pattern.search(read_source(copy / file))
+        problem = pattern.search(read_source(copy / file))
     except (FileNotFoundError, NotADirectoryError, NoSourceError):
-        said = None
-    return "?" if said is None else said[1].decode(errors="replace")
+        problem = None
+    return "?" if problem is None else problem[1].decode(errors="replace")
 
 
 def _unreadable(error: OSError, folder: Path) -> Finding:

@@ -148,8 +148,8 @@ def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str,
     """Return a model's configuration; if the server does not give it, add a finding and return None."""
     codec = driver.transport.codec
     try:
-        told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
-        return {**checked_config(told), "name": model}
+        answer = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
+        return {**checked_config(answer), "name": model}
     except ValueError as error:
         checkup.add(Trouble.REFUSED, f"the server's answer is not a model configuration: {error}", model)
     except InferenceError as error:
@@ -217,9 +217,9 @@ def finding_of_refusal(
     return Finding(trouble, found, model)
 
 
-def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
+def _trouble_of_memory(code: str, messages: list[str], host: str) -> Trouble:
     """Return why a model does not open memory of this process, by its answer for each kind."""
-    if any(map(_OF_ANOTHER_USER.search, said)):
+    if any(map(_OF_ANOTHER_USER.search, messages)):
         return Trouble.OTHER_USER
     if not is_this_machine(host):
         return Trouble.OTHER_MACHINE
@@ -244,23 +244,23 @@ def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[F
         yield Finding(Trouble.NAMES_UNUSABLE, "found no address of the server in its command line", spec.name)
 
 
-def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
+def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's configuration as Triton writes it in JSON; ValueError if it is not valid."""
     message = model_config_pb2.ModelConfig()
     try:
-        text = json.dumps(told, ensure_ascii=False).encode()
+        text = json.dumps(config, ensure_ascii=False).encode()
         json_format.Parse(text, message, ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeEncodeError) as error:
         raise ValueError(str(error)) from None
     return _CODEC.as_dict(service_pb2.ModelConfigResponse(config=message))
 
 
-def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
+def checked_report(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's report without the members whose type differs from the protocol's."""
-    gpus = told.get("gpus")
-    report: dict[str, Any] = {name: told[name] for name, kind in _TYPES.items() if isinstance(told.get(name), kind)}
-    report["namespaces"] = _of_type(told.get("namespaces"), int)
-    report["visible_devices"] = _of_type(told.get("visible_devices"), str)
+    gpus = answer.get("gpus")
+    report: dict[str, Any] = {name: answer[name] for name, kind in _TYPES.items() if isinstance(answer.get(name), kind)}
+    report["namespaces"] = _of_type(answer.get("namespaces"), int)
+    report["visible_devices"] = _of_type(answer.get("visible_devices"), str)
     if isinstance(gpus, Mapping):
         uuids, obstacle = gpus.get("uuids"), gpus.get("obstacle")
         report["gpus"] = {
@@ -270,8 +270,8 @@ def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _of_type(told: Any, kind: type) -> dict[str, Any]:
-    return {name: each for name, each in told.items() if isinstance(each, kind)} if isinstance(told, Mapping) else {}
+def _of_type(found: Any, kind: type) -> dict[str, Any]:
+    return {name: each for name, each in found.items() if isinstance(each, kind)} if isinstance(found, Mapping) else {}
 
 
 class ClientGpus(NamedTuple):
@@ -300,8 +300,8 @@ def findings_on_gpus(
 ) -> Iterator[Finding]:
     """Yield the reasons why client and model, by its report, cannot share memory of GPUs."""
     model = str(config.get("name"))
-    told = report.get("gpus") or {}
-    uuids, obstacle = tuple(told.get("uuids") or ()), str(told.get("obstacle") or "")
+    gpus = report.get("gpus") or {}
+    uuids, obstacle = tuple(gpus.get("uuids") or ()), str(gpus.get("obstacle") or "")
     if not uuids:
         yield Finding(Trouble.DRIVER_NOT_SEEN, f"the model sees no GPU: {obstacle or 'it has none'}", model)
         return

@@ -132,13 +132,13 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
     """Find out whether Triton answers; return whether it makes sense to go on."""
     codec, address = driver.transport.codec, driver.transport.address
     try:
-        told = driver.run(server_calls.ask(codec, checkup.until(_FIRST_S), "server metadata"))
+        answer = driver.run(server_calls.ask(codec, checkup.until(_FIRST_S), "server metadata"))
         is_ready = driver.run(server_calls.is_so(codec, checkup.until(_QUESTION_S), "server ready"))
     except ShmError as error:
         checkup.findings.append(finding_of_error(error))
         return False
-    name, version = told.get("name"), told.get("version")
-    if not (isinstance(name, str) and isinstance(version, str) and isinstance(told.get("extensions"), list)):
+    name, version = answer.get("name"), answer.get("version")
+    if not (isinstance(name, str) and isinstance(version, str) and isinstance(answer.get("extensions"), list)):
         checkup.add(Trouble.NOT_TRITON, f"{address} answers, but its metadata lacks a name, a version or extensions")
         return False
     checkup.add_fine(f"{name} {version} answers at {address}")
@@ -153,7 +153,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     """Return the models to examine, each with its ready versions; None if the server no longer answers."""
     codec = driver.transport.codec
     try:
-        told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
+        answer = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
     except (DeadlineExceededError, ServerUnavailableError) as error:
         checkup.findings.append(finding_of_error(error))
         return None
@@ -162,7 +162,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
             found = str(error.message() if isinstance(error, InferenceError) else error)
             checkup.add(Trouble.NO_INDEX, found)
         return {} if wanted is None else {wanted: [""]}
-    models = told.get("models")
+    models = answer.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
@@ -230,8 +230,8 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
     findings = []
     for each in index:
         name, reason = each["name"], str(each.get("reason") or "")
-        is_told = reason not in ("", _UNLOADED)
-        if each.get("state") == _READY or not (is_told or (wanted is not None and name not in ready)):
+        has_reason = reason not in ("", _UNLOADED)
+        if each.get("state") == _READY or not (has_reason or (wanted is not None and name not in ready)):
             continue
         line = " ".join(reason.split())
         trouble = Trouble.MODEL_NOT_LOADED

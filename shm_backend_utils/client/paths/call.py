@@ -108,10 +108,10 @@ class Call(ABC):
         """Return the inputs that this call's memory holds, so that another call can copy them."""
         return {name: source_of(name, array) for name, array in self.arrays().items()}
 
-    def did_not_start(self, error: BaseException) -> bool:
+    def did_not_start(self, refusal: InferenceError) -> bool:
         """Return whether the model certainly has not run: this model, and not one that it calls, refused the path."""
-        said = f"{TableError.code}: {SLOT_PARAMETER}: .* of model {re.escape(repr(self.known.spec.name))} "
-        return is_answer(error) and re.match(said, str(error.message())) is not None
+        pattern = f"{TableError.code}: {SLOT_PARAMETER}: .* of model {re.escape(repr(self.known.spec.name))} "
+        return re.match(pattern, str(refusal.message())) is not None
 
     def close(self) -> None:
         """Give the memory back as soon as no array uses it; a second close does nothing."""

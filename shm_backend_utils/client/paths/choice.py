@@ -165,20 +165,20 @@ class PathChooser:
             return found(False, str(error), is_temporary=True)
         try:
             slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
-            said = yield from ask_session(self._codec, model.spec, slot, deadline, model.version)
+            message = yield from ask_session(self._codec, model.spec, slot, deadline, model.version)
         except CallerError as error:  # a decoupled model needs a stream, which HTTP lacks
             return found(None, str(error))
         finally:
             region.destroy()
-        code, outcome, told = code_in(said or ""), None, f"the request that tries it has failed: {said}"
-        if said is None:
-            told = "the model has answered, but did not say"
+        code, outcome, reason = code_in(message or ""), None, f"the request that tries it has failed: {message}"
+        if message is None:
+            reason = "the model has answered, but did not say"
         elif code == StaleRequestError.code:
-            outcome, told = True, "the model has fetched some by a socket; it cannot be truncated or left behind"
-            told += "; memory on GPUs goes the same way, or by CUDA IPC if a GPU cannot do that"
+            outcome, reason = True, "the model has fetched some by a socket; it cannot be truncated or left behind"
+            reason += "; memory on GPUs goes the same way, or by CUDA IPC if a GPU cannot do that"
         elif code in NOT_OPENED:
-            outcome, told = False, f"the model could not fetch it: {said}"
-        return found(outcome, told)
+            outcome, reason = False, f"the model could not fetch it: {message}"
+        return found(outcome, reason)
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -311,9 +311,9 @@ def probe_model(
 
 def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
     try:
-        said: Any = json.loads(data.partition(b"\0")[0])
+        report: Any = json.loads(data.partition(b"\0")[0])
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
+        report = None
+    if not isinstance(report, dict) or report.get("digest") != digest_of(nonce):
         raise PeerError(f"model {model!r} has answered a probe, but its report is broken, or answers another probe")
-    return said
+    return report

@@ -21,7 +21,7 @@ from ...protocol.results import broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings
-from ..errors import MemoryRefusedError
+from ..errors import InferenceError, MemoryRefusedError
 from ..inputs.sources import Source, source_of
 from ..known_model import KnownModel
 from ..result import Result
@@ -71,9 +71,9 @@ class DirectCall(InRegion, Call):
                 found[name] = source_of(name, _strings(name, array, span.shape) if is_text else array)
         return found
 
-    def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the server refused the request, and no model has begun it or can begin it later."""
-        return is_answer(error) and self.slot.fence_unstarted()
+    def did_not_start(self, _: InferenceError) -> bool:
+        """Return whether no model has begun the refused request or can begin it later."""
+        return self.slot.fence_unstarted()
 
     def send(self, deadline: float) -> Steps[Result]:
         memory, buffers = self.memory, self.buffers  # keep the slot in use even if close() comes meanwhile

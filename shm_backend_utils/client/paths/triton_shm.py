@@ -194,7 +194,7 @@ class RegisteredCall(InRegion, Call):
 
     def send(self, deadline: float) -> Steps[Result]:
         self._check_is_open()
-        if self.region.is_to_go:
+        if self.region.is_spent:
             raise SlotInDoubtError(
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
@@ -230,10 +230,10 @@ class RegisteredCall(InRegion, Call):
         self.memory = np.empty(0, np.uint8)
         self._strings = {}
 
-    def _is_unknown(self, said: str) -> bool:
+    def _is_unknown(self, message: str) -> bool:
         """Return whether the server lacks this region: an error of a model names another region, or says more."""
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
-        return re.fullmatch(pattern, said) is not None
+        return re.fullmatch(pattern, message) is not None
 
     def _message(self) -> Any:
         inputs = []

@@ -30,7 +30,7 @@ class AsyncConnections:
         self._lock = asyncio.Lock()
         self._is_closed = False
 
-    async def exchange(self, request: Any, timeout_s: float) -> Any:
+    async def call(self, request: Any, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
         for _ in range(MOST_ATTEMPTS):
@@ -40,7 +40,7 @@ class AsyncConnections:
             while connection.is_full():  # other tasks' requests took its room first
                 connection = self._listed() or await self._connected(deadline)
             try:
-                outcome = await connection.exchange(request, deadline - time.monotonic())
+                outcome = await connection.call(request, deadline - time.monotonic())
             except TimeoutError:
                 raise deadline_exceeded(self._server.address) from None
             finally:
@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
         """Return whether requests that are under way leave no room for another."""
         return bool(self._waiting) and not self.is_fit()
 
-    async def exchange(self, request: Any, timeout_s: float) -> Any:
+    async def call(self, request: Any, timeout_s: float) -> Any:
         if timeout_s <= 0:
             raise TimeoutError
         if not self.is_fit():  # it may have failed since the caller chose it

@@ -23,7 +23,7 @@ from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, TRITON, StringsView, TensorView
 from ..forward.forwarder import check_all_are_over
 from ..mapping.memory import HostMemory, InputView, Memory
-from ..triton import DeliveredView
+from ..triton import InBandView
 from .checks import array_of, check_output, may_not_write, not_written
 from .received import Output, ReceivedRequest
 
@@ -136,7 +136,7 @@ class AnsweredRequest(ReceivedRequest):
         if not self._is_open:
             raise self._not_open()
         spec, kind = self._context.spec, type(array)
-        if kind is InputView or kind is DeliveredView:
+        if kind is InputView or kind is InBandView:
             shape, form = array.shape, self._context.outputs.get(name)
             fits = (
                 (form is not None and array.dtype is form.dtype.numpy)
@@ -144,7 +144,7 @@ class AnsweredRequest(ReceivedRequest):
                 and (not form.fixed_end or shape[-len(form.fixed_end) :] == form.fixed_end)
             )
             has_room = name in self._rooms
-            if kind is DeliveredView and not has_room:  # it goes back as it came
+            if kind is InBandView and not has_room:  # it goes back as it came
                 if not fits:
                     check_output(spec, name, array.dtype, shape)
                 self.outputs[name] = _output(Output, (array, b"", None, None, True))
@@ -307,7 +307,7 @@ class AnsweredRequest(ReceivedRequest):
 
     def _tensor_of(self, name: str, view: TensorView) -> Any:
         context, backend = self._context, self._context.backend
-        if type(view) is DeliveredView:
+        if type(view) is InBandView:
             return backend.pass_on(name, view.tensor)
         if isinstance(view, DeviceView):
             if self.table is None:

@@ -123,7 +123,7 @@ class Call(AnsweredRequest):
         if self.table is not None:
             for span in self.table.inputs.values():
                 return span.shape[0]
-        for tensor in self._delivered_tensors().values():
+        for tensor in self._tensors_in_band().values():
             return int(tensor.shape()[0])
         raise MissingTensorError("", "the request has no input, so its number of rows is unknown; send an input")
 

@@ -36,10 +36,10 @@ def check_rows(table: Table, carried: int | None) -> None:
         if not span.shape or span.shape[0] != carried:
             if not span.shape:
                 raise BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
-            told = "none" if carried is None else f"one of {carried}"
+            batch = "none" if carried is None else f"one of {carried}"
             raise BatchSizeError(
                 name,
-                f"tensor {name!r} has a batch of {span.shape[0]}, but the request has {told}; "
+                f"tensor {name!r} has a batch of {span.shape[0]}, but the request has {batch}; "
                 f"send input {BATCH_CARRIER!r} with shape [{span.shape[0]}, 0]",
             )
 

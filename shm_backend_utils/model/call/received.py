@@ -37,7 +37,7 @@ from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, InputView, Memory
 from ..mapping.resolver import FurtherRegions
-from ..triton import DeliveredView, view_of
+from ..triton import InBandView, view_of
 from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
 
 __all__ = ["Output", "ReceivedRequest"]
@@ -148,7 +148,7 @@ class ReceivedRequest:
                     self._further.unmap_passing()  # no GPU has used this memory yet
                 self._release()
                 raise
-        if self.table is None and not context.takes_delivered:
+        if self.table is None and not context.takes_in_band:
             raise shares_no_memory(context.spec)
         self._is_open = True
 
@@ -193,7 +193,7 @@ class ReceivedRequest:
                 view = memory.view(name, offset, byte_size, dtype, shape, writable=False)
                 assert view is not None  # begin() has checked the input's size, and refuses strings on a GPU
                 return view
-        view = self._delivered(name)
+        view = self._input_in_band(name)
         if view is None:
             raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
         return view
@@ -203,7 +203,7 @@ class ReceivedRequest:
         if self.table is not None and name in self.table.inputs:
             return self.input(name)
         self._check_open()
-        return self._delivered(name)
+        return self._input_in_band(name)
 
     def read_strings(self) -> None:
         """Read all strings in the client's memory now, for later :meth:`input` calls; TensorError for bad lengths."""
@@ -284,7 +284,7 @@ class ReceivedRequest:
         name = self._context.spec.name
         raise TableError("frame_count", str(ring.frames), f"0: model {name!r} answers without a stream")
 
-    def _delivered_tensors(self) -> dict[str, Any]:
+    def _tensors_in_band(self) -> dict[str, Any]:
         tensors = self._tensors
         if tensors is None:
             tensors = self._tensors = {}
@@ -292,18 +292,18 @@ class ReceivedRequest:
                 tensors[tensor.name()] = tensor
         return tensors
 
-    def _delivered(self, name: str) -> TensorView | None:
+    def _input_in_band(self, name: str) -> TensorView | None:
         """Return a read-only view of an input that Triton delivered; None if missing, ModelError if unknown."""
         spec = self._context.spec
         tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
         if tensor_spec is None:
             raise ModelError(f"model.py asked for input {name!r}; the model has {name_list(name, spec.inputs)}")
-        tensor = self._delivered_tensors().get(name)
+        tensor = self._tensors_in_band().get(name)
         if tensor is None:
             return None
         dtype, backend = tensor_spec.dtype, self._context.backend
         if dtype is not None and dtype is not BYTES and tensor.is_cpu():
-            return DeliveredView(name, tensor, dtype, backend)
+            return InBandView(name, tensor, dtype, backend)
         view = view_of(tensor, dtype, backend, self._context.arrays)
         if isinstance(view, DeviceView):
             self._use_device(view.device)

@@ -190,11 +190,11 @@ class DirectForwarding(Forwarding):
 
     def spoil_lost_memory(self, response: Any) -> str:
         """Spoil the memory if the other model could not open it, and return its error message; else an empty text."""
-        said: str = response.error().message() if response.has_error() else ""
-        if code_in(said) not in NOT_OPENED or not self._slot.fence_unstarted():
+        message: str = response.error().message() if response.has_error() else ""
+        if code_in(message) not in NOT_OPENED or not self._slot.fence_unstarted():
             return ""
         self._region.spoil("refusal")
-        return said
+        return message
 
     def _output(self, place: OutputPlace, tensors: Mapping[str, TensorView]) -> TensorView:
         name, dtype, shape, region, offset, byte_size, is_in_response = place
@@ -209,7 +209,7 @@ class DirectForwarding(Forwarding):
                 view = StringsView(name, Strings.encoded_as(name, view.numpy(), shape), view.path)
             elif view.shape != shape:
                 raise broken_results(f"{name} of {self.model!r}, which came as {list(view.shape)}")
-            return self._delivered(name, view)
+            return self._given_back(name, view)
         found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
         if found is None:
             raise broken_results(f"{name} of {self.model!r}, which lies outside the memory of its request")
@@ -217,7 +217,7 @@ class DirectForwarding(Forwarding):
         if isinstance(target, TensorView) and self._lending.place_of(target.array) == (region, offset):
             self._check_fits(name, target, found)
             return target
-        return self._delivered(name, found)
+        return self._given_back(name, found)
 
 
 def _take(pool: SlotPool, need: Need, holder: str) -> Any:

@@ -128,9 +128,9 @@ class Forwarding(ABC):
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
         """Return the outputs in a response; ForwardError if the model failed, PeerError if an output is unreadable."""
         if response.has_error():
-            said = response.error()
-            text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
-            raise ForwardError(text, said.code().name)
+            error = response.error()
+            text = f"model {self.model!r}, called on behalf of this request, failed: {error.message()}"
+            raise ForwardError(text, error.code().name)
         spec, found = self._spec, dict[str, TensorView]()
         for tensor in response.output_tensors():
             name = tensor.name()
@@ -147,7 +147,7 @@ class Forwarding(ABC):
                     ) from None
         return found
 
-    def _delivered(self, name: str, view: TensorView) -> TensorView:
+    def _given_back(self, name: str, view: TensorView) -> TensorView:
         """Return an output; if the user gave a view for it, copy the output there and return the user's view."""
         target = self._asked.hints.get(name)
         if not isinstance(target, TensorView):
@@ -193,7 +193,7 @@ class OrdinaryForwarding(Forwarding):
                 check_output(spec, name, dtypes.BY_NAME.get(view.triton_dtype), shape)
             byte_size += math.prod(shape) * view.dtype.itemsize
             hint = self._asked.hints.get(name)
-            outputs[name] = self._delivered(name, view) if isinstance(hint, TensorView) else view
+            outputs[name] = self._given_back(name, view) if isinstance(hint, TensorView) else view
         if byte_size > self._most_bytes:
             self.overflowed = {name: view.array.nbytes for name, view in tensors.items()}
         return outputs

@@ -167,9 +167,9 @@ class Slot:
         data = b""
         try:
             data = bytes(record.request)
-            said = None if form is None else form.decode(data, generation, self._data_begin, self._byte_size)
-            if said is None:
-                found, said = table.decode(data, self._data_begin, self._byte_size)
+            found_table = None if form is None else form.decode(data, generation, self._data_begin, self._byte_size)
+            if found_table is None:
+                found, found_table = table.decode(data, self._data_begin, self._byte_size)
                 if found != generation:
                     raise stale()
         except BaseException as error:
@@ -183,7 +183,7 @@ class Slot:
                 raise better from None
             self.lease.give_back()
             raise
-        return said
+        return found_table
 
     def _look_again(self, data: bytes, generation: int) -> None:
         """Raise StaleRequestError if the record holds another request's table, and ProbeFound if it holds a probe."""

@@ -59,8 +59,8 @@ class MetricsRegistry:
     def add_series(self, family: str, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
         """Return the series of a family with these labels, which all callers share."""
         with self._lock:
-            for label, said in labels.items():
-                if not isinstance(said, str):
+            for label, value in labels.items():
+                if not isinstance(value, str):
                     raise TritonModelException("attempt to access JSON non-string as string")
                 if not _LABEL_NAME.fullmatch(label) or label.startswith("__"):
                     raise TritonModelException("Invalid label name")
@@ -215,7 +215,7 @@ class MetricFamily:
         """Return a series, shared by all with the same labels; a histogram needs buckets' upper bounds, in order."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        said = json.loads(json.dumps(labels or {}))
+        copied = json.loads(json.dumps(labels or {}))
         is_histogram = self._kind is MetricKind.HISTOGRAM
         if buckets is None and is_histogram:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
@@ -227,7 +227,7 @@ class MetricFamily:
         series = asked(
             self._host,
             "Error when creating Metric",
-            lambda: self._host.metrics.add_series(self._name, said, bounds),
+            lambda: self._host.metrics.add_series(self._name, copied, bounds),
         )
         metric = Metric._of(self._host, series)
         self._metrics.append(metric)

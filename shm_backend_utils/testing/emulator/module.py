@@ -217,10 +217,10 @@ class ModelConfig:
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Set the largest number of rows in a batch; ValueError if the configuration has a larger one."""
-        said = self._model_config["max_batch_size"]
-        if said > max_batch_size:
+        given = self._model_config["max_batch_size"]
+        if given > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {said}, but {_IN_AUTO_COMPLETE} '{self._name}' specified "
+                f"configuration specified max_batch_size {given}, but {_IN_AUTO_COMPLETE} '{self._name}' specified "
                 f"max_batch_size {max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size

@@ -187,8 +187,8 @@ class ChildInstance:
             answer = getattr(self._calls, what)(*arguments, **named)
             if what == "call_model":
                 for outcome in answer:
-                    self._send("told", number, True, outcome)
+                    self._send("part", number, True, outcome)
             else:
-                self._send("told", number, True, answer)
+                self._send("part", number, True, answer)
         except Exception as error:  # whatever it is: the child waits for it
-            self._send("told", number, False, str(error))
+            self._send("part", number, False, str(error))

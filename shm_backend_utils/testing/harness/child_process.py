@@ -27,7 +27,7 @@ class _Parent:
         self._connection = connection
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._told: dict[int, queue.SimpleQueue[tuple[bool, Any]]] = {}
+        self._parts: dict[int, queue.SimpleQueue[tuple[bool, Any]]] = {}
         self.metrics = MetricsRegistry()
         self.log = partial(self.send, "log", 0)
         self.load_model = partial(self._call, "load_model")
@@ -41,7 +41,7 @@ class _Parent:
 
     def tell(self, number: int, is_fine: bool, value: Any) -> None:  # out of a message
         """Take a part of the answer to a call."""
-        self._told[number].put((is_fine, value))
+        self._parts[number].put((is_fine, value))
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
         """Have another model execute a request."""
@@ -57,10 +57,10 @@ class _Parent:
 
     def _ask(self, what: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
         number = next(self._numbers)
-        told = self._told[number] = queue.SimpleQueue()
+        parts = self._parts[number] = queue.SimpleQueue()
 
         def part() -> Any:
-            is_fine, value = told.get()
+            is_fine, value = parts.get()
             if not is_fine:
                 raise TritonModelException(value)
             return value
@@ -122,7 +122,7 @@ class _Process:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 what, *content = self._connection.recv()
-                if what == "told":
+                if what == "part":
                     self._parent.tell(*content)
                 elif what == "cancel":
                     self._cancelled.update(content)

@@ -218,7 +218,7 @@ class ModelHarness:
                 warn_of_outputs(model.config, one.delivery, outcome, stacklevel=3)
                 answers.append(_arrays(outcome))
             except (ServerError, TimeoutError) as error:
-                answers.append(self._told(error))
+                answers.append(self._error(error))
             finally:
                 one.answer.cancel()
         return answers
@@ -283,9 +283,9 @@ class ModelHarness:
 
     @property
     def _translated(self) -> translate[ServerError | TimeoutError]:
-        return translate((ServerError, TimeoutError), self._told)
+        return translate((ServerError, TimeoutError), self._error)
 
-    def _told(self, error: ServerError | TimeoutError) -> InferenceError:
+    def _error(self, error: ServerError | TimeoutError) -> InferenceError:
         if isinstance(error, ServerError):
             return InferenceError(error.message, error.code)
         text = f"model {self._name!r} has not answered in {self._patience_s:g} s"

@@ -24,7 +24,7 @@ __all__ = ["LoadedModel", "ModelStatistics"]
 MakeInstance = Callable[[Path, str], Instance]
 """Takes model.py and the model's name."""
 
-_ADVICE: Final = (
+_REMEDIES: Final = (
     ("ModuleNotFoundError", "install it where these tests run, or correct its name in model.py's imports"),
     ("no attribute 'TritonPythonModel'", "model.py needs a class of that name"),
     (
@@ -67,24 +67,24 @@ class ModelStatistics:
     def message(self, name: str, version: str) -> Any:
         """Return the statistics as the server reports them."""
         with self._lock:
-            told = service_pb2.ModelStatistics(
+            statistics = service_pb2.ModelStatistics(
                 name=name,
                 version=version,
                 last_inference=self._last_ms,
                 inference_count=self._rows,
                 execution_count=self._executions,
             )
-            told.inference_stats.success.count = self._requests - self._failures
-            told.inference_stats.success.ns = max(self._ns - self._failed_ns, 0)
-            told.inference_stats.fail.count = self._failures
-            told.inference_stats.fail.ns = self._failed_ns
-            told.inference_stats.compute_infer.count = self._requests
-            told.inference_stats.compute_infer.ns = self._ns
+            statistics.inference_stats.success.count = self._requests - self._failures
+            statistics.inference_stats.success.ns = max(self._ns - self._failed_ns, 0)
+            statistics.inference_stats.fail.count = self._failures
+            statistics.inference_stats.fail.ns = self._failed_ns
+            statistics.inference_stats.compute_infer.count = self._requests
+            statistics.inference_stats.compute_infer.ns = self._ns
             for rows, (count, ns) in sorted(self._batches.items()):
-                batch = told.batch_stats.add(batch_size=rows)
+                batch = statistics.batch_stats.add(batch_size=rows)
                 batch.compute_infer.count = count
                 batch.compute_infer.ns = ns
-        return told
+        return statistics
 
 
 class LoadedModel:
@@ -112,9 +112,9 @@ class LoadedModel:
                 instance.initialize(self._args(name), self.is_decoupled)
         except (StubError, ModelError) as error:
             self._end()
-            said = f"load failed for model '{self.name}': version {self.version} is at UNAVAILABLE state: "
+            text = f"load failed for model '{self.name}': version {self.version} is at UNAVAILABLE state: "
             internal = "Internal: " if isinstance(error, StubError) else ""
-            raise ModelError(f"{said}{internal}{error}{_advice(str(error))}") from error
+            raise ModelError(f"{text}{internal}{error}{_remedy(str(error))}") from error
         except BaseException:
             self._end()
             raise
@@ -194,5 +194,5 @@ class LoadedModel:
             raise failures[0]
 
 
-def _advice(said: str) -> str:
-    return next((f"; what to do: {advice}." for sign, advice in _ADVICE if sign in said), "")
+def _remedy(message: str) -> str:
+    return next((f"; what to do: {remedy}." for sign, remedy in _REMEDIES if sign in message), "")

@@ -84,12 +84,14 @@ def _complete(config: Any, folder: Path, version: str) -> None:
 
 def with_auto_completed(config: Any, completed: str) -> Any:
     """Return a configuration that the model's ``auto_complete_config`` has completed, as JSON."""
-    said = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
+    completion = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
     merged = model_config_pb2.ModelConfig()
     merged.CopyFrom(config)
-    FieldMask(paths=_AUTO_COMPLETED).MergeMessage(said, merged, replace_message_field=True, replace_repeated_field=True)
-    if said.HasField("dynamic_batching"):
-        merged.dynamic_batching.CopyFrom(said.dynamic_batching)
+    FieldMask(paths=_AUTO_COMPLETED).MergeMessage(
+        completion, merged, replace_message_field=True, replace_repeated_field=True
+    )
+    if completion.HasField("dynamic_batching"):
+        merged.dynamic_batching.CopyFrom(completion.dynamic_batching)
     _normalize(merged)
     _check(merged)
     return merged

@@ -84,20 +84,20 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
         wants_empty_final = False
         for name, value in message.parameters.items():
             kind = value.WhichOneof("parameter_choice")
-            said = getattr(value, kind) if kind is not None else None
+            chosen = getattr(value, kind) if kind is not None else None
             if name == EMPTY_FINAL:
                 if kind != "bool_param":
                     raise ServerError(f"invalid value type for '{name}' parameter, expected bool_param.")
-                wants_empty_final = bool(said)
+                wants_empty_final = bool(chosen)
             elif name.startswith("triton_"):
                 raise ServerError(
                     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
                     f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
                 )
             elif name in _RESERVED:
-                _take_reserved(request, name, kind, said)
+                _take_reserved(request, name, kind, chosen)
             elif kind in ("int64_param", "bool_param", "string_param", "double_param"):
-                parameters[name] = said
+                parameters[name] = chosen
             else:
                 raise ServerError(
                     f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
@@ -210,13 +210,13 @@ def _raw(tensor: TensorContent, array: npt.NDArray[Any]) -> bytes:
     return array.tobytes()
 
 
-def _take_reserved(request: Request, name: str, kind: str | None, said: Any) -> None:
+def _take_reserved(request: Request, name: str, kind: str | None, value: Any) -> None:
     field, kinds = _RESERVED[name]
     if kind not in kinds:
         raise ServerError(f"invalid value type for '{name}' parameter, expected {' or '.join(kinds)}.")
-    if name == "priority" and said < 0:
+    if name == "priority" and value < 0:
         raise ServerError("invalid value for 'priority', expected value >= 0.")
-    setattr(request, field, request.flags | _FLAGS[name] * said if name in _FLAGS else said)
+    setattr(request, field, request.flags | _FLAGS[name] * value if name in _FLAGS else value)
 
 
 def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
@@ -243,11 +243,11 @@ def stream_infer(server: EmulatedServer, message: Any, timeout_s: float) -> Iter
                     if outcome.is_empty and not (wants_empty_final and model.is_decoupled):
                         continue
                     if outcome.error is not None:
-                        told = answered(error_message=outcome.error[0])
+                        part = answered(error_message=outcome.error[0])
                     else:
-                        told = answered(infer_response=write_response(model, request, outcome, places))
-                    told.infer_response.parameters[FINAL].bool_param = outcome.is_final
-                    yield told
+                        part = answered(infer_response=write_response(model, request, outcome, places))
+                    part.infer_response.parameters[FINAL].bool_param = outcome.is_final
+                    yield part
             finally:
                 answer.cancel()
     except ServerError as error:
@@ -257,12 +257,12 @@ def stream_infer(server: EmulatedServer, message: Any, timeout_s: float) -> Iter
 def _model_metadata(server: EmulatedServer, message: Any) -> Any:
     model = server.model(message.name, message.version)
     config = model.config
-    told = service_pb2.ModelMetadataResponse(name=model.name, versions=[model.version], platform=config.backend)
+    message = service_pb2.ModelMetadataResponse(name=model.name, versions=[model.version], platform=config.backend)
     batch = [-1] if config.max_batch_size > 0 else []
-    for tensors, into in ((config.input, told.inputs), (config.output, told.outputs)):
+    for tensors, into in ((config.input, message.inputs), (config.output, message.outputs)):
         for tensor in tensors:
             into.add(name=tensor.name, datatype=datatype_of(tensor), shape=[*batch, *tensor.dims])
-    return told
+    return message
 
 
 def _model_statistics(server: EmulatedServer, message: Any) -> Any:
@@ -273,15 +273,15 @@ def _model_statistics(server: EmulatedServer, message: Any) -> Any:
             models = [server.model(message.name, message.version)]
         except ServerError:
             raise ServerError(f"requested model '{message.name}' is not available") from None
-    told = [model.statistics.message(model.name, model.version) for model in models]
-    return service_pb2.ModelStatisticsResponse(model_stats=told)
+    message = [model.statistics.message(model.name, model.version) for model in models]
+    return service_pb2.ModelStatisticsResponse(model_stats=message)
 
 
 def _repository_index(server: EmulatedServer, message: Any) -> Any:
-    told = service_pb2.RepositoryIndexResponse()
+    message = service_pb2.RepositoryIndexResponse()
     for model in server.models():
-        told.models.add(name=model.name, version=model.version, state="READY")
-    return told
+        message.models.add(name=model.name, version=model.version, state="READY")
+    return message
 
 
 def _load(server: EmulatedServer, message: Any) -> Any:
@@ -307,11 +307,11 @@ def _unregister(server: EmulatedServer, message: Any) -> Any:
 
 
 def _status(server: EmulatedServer, message: Any) -> Any:
-    told = service_pb2.SystemSharedMemoryStatusResponse()
+    message = service_pb2.SystemSharedMemoryStatusResponse()
     for name, key, offset, byte_size, _ in server.regions.find(message.name):
-        region = told.regions[name]
+        region = message.regions[name]
         region.name, region.key, region.offset, region.byte_size = name, key, offset, byte_size
-    return told
+    return message
 
 
 def _cuda_register(server: EmulatedServer, message: Any) -> Any:

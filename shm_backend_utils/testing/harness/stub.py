@@ -189,7 +189,7 @@ class Stub:
             if not isinstance(answer, bool):
                 raise StubError("is_ready() must return a boolean value")
         except Exception as error:
-            self._backend.Logger.log_error(f"Model '{self._name}': {told(error)}")
+            self._backend.Logger.log_error(f"Model '{self._name}': {message_of(error)}")
             return False
         return answer
 
@@ -266,7 +266,7 @@ class Stub:
 
     def _log_failure(self, error: BaseException | None) -> None:
         if error is not None:
-            self._backend.Logger.log_error(f"Model '{self._name}': a coroutine failed: {told(error)}")
+            self._backend.Logger.log_error(f"Model '{self._name}': a coroutine failed: {message_of(error)}")
 
     def _stop_loop(self) -> None:
         loop, self._loop = self._loop, None
@@ -293,8 +293,8 @@ class _Sink:
             self._receiver.put(Outcome([], None, is_final, is_empty=True))
             return
         error = response.error()
-        told_error = None if error is None else (error.message(), error.code().name)
-        self._receiver.put(Outcome(sent_outputs(response), told_error, is_final, parameters=response.parameters()))
+        sent_error = None if error is None else (error.message(), error.code().name)
+        self._receiver.put(Outcome(sent_outputs(response), sent_error, is_final, parameters=response.parameters()))
 
 
 class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it would cost every request more
@@ -308,10 +308,10 @@ class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it 
             return
         if isinstance(error, KeyboardInterrupt):  # the user's, not the model's
             return
-        raise StubError(told(error)) from error
+        raise StubError(message_of(error)) from error
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return an error's text with the lines of its traceback outside this folder, the innermost first."""
     places: list[str] = []
     trace = error.__traceback__

@@ -56,11 +56,11 @@ class _Answering:
         """Yield the responses to a request, as they come."""
         self.check_open()
         try:
-            for told in stream_infer(self._server, message.request, timeout_s):
+            for answer in stream_infer(self._server, message.request, timeout_s):
                 self.check_open()
-                if told.error_message:
-                    raise translated(None, told.error_message, _ADDRESS)
-                yield told.infer_response
+                if answer.error_message:
+                    raise translated(None, answer.error_message, _ADDRESS)
+                yield answer.infer_response
         except TimeoutError:
             raise deadline_exceeded() from None
 

@@ -54,7 +54,7 @@ async def connected() -> AsyncIterator[tuple[AsyncConnections, Peer]]:
 
 
 async def exchanged(connections: AsyncConnections, message: bytes) -> bytes:
-    reply = await connections.exchange(Request(HEAD, message), LONG_S)
+    reply = await connections.call(Request(HEAD, message), LONG_S)
     assert reply.status == 0
     return bytes(reply.message)
 

@@ -80,8 +80,8 @@ def _times_us(bench: Bench, client: ShmClient, bare: Any) -> dict[str, list[floa
     wanted = tritonclient.grpc.InferRequestedOutput("TIMES_NS")
     for model, sent in order.items():
         asking = [] if model in MODELS.values() else [ask]  # without an input, such a model looks at what is wanted
-        told = bare.infer(model, asking, outputs=[wanted]).as_numpy("TIMES_NS").tolist()[-len(sent) :]
-        for (name, number), nanoseconds in zip(sent, told, strict=True):
+        times = bare.infer(model, asking, outputs=[wanted]).as_numpy("TIMES_NS").tolist()[-len(sent) :]
+        for (name, number), nanoseconds in zip(sent, times, strict=True):
             if number >= 0:
                 times_us[name].append(nanoseconds / 1e3)
     return times_us

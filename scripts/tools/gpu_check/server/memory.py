@@ -33,9 +33,9 @@ def _require_copied(client: ServerClient, x: Any, numbers: Any = NUMBERS) -> str
     with warnings.catch_warnings(record=True) as caught, client.renewed() as fresh:  # each client tells it once
         warnings.simplefilter("always", CopyWarning)
         fresh.require_quick(fresh.infer(x, count=numbers.size), numbers)
-    told = [str(each.message) for each in caught if issubclass(each.category, CopyWarning)]
-    require(bool(told), "no CopyWarning told that it was copied")
-    return told[0]
+    warned = [str(each.message) for each in caught if issubclass(each.category, CopyWarning)]
+    require(bool(warned), "no CopyWarning told that it was copied")
+    return warned[0]
 
 
 def _strided_inputs(client: ServerClient) -> str:
@@ -79,10 +79,10 @@ def _virtual(client: ServerClient) -> str:
     if client.gpu.kernels.name != "torch" or client.gpu.is_fake:
         memory = VirtualMemory(client.gpu.runtime, is_shared=False)
         client.gpu.upload(memory.array(), NUMBERS)
-        told = _require_copied(client, memory.array())
+        warned = _require_copied(client, memory.array())
         client.gpu.settle()
         memory.free()
-        return told
+        return warned
     import torch  # noqa: PLC0415  # it is loaded
 
     torch.cuda.empty_cache()  # or the tensor could lie in memory of before

@@ -116,8 +116,8 @@ class Http2(Conversation):
         self._next = number + 2
         stream = self._streams[number] = _Stream(self._first_window, take)
         left = math.ceil(timeout_s * 1e6)
-        told = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
-        head = b"%b%c%b" % (head, len(told), told)
+        timeout = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
+        head = b"%b%c%b" % (head, len(timeout), timeout)
         begin = _FRAME.pack(len(head) << 8 | _HEADERS, _END_HEADERS, number)
         prefix = _PREFIX.pack(0, len(message))
         size = len(message) + _PREFIX.size
@@ -266,10 +266,10 @@ class Http2(Conversation):
         elif not stream.has_headers and not kind.startswith("application/grpc"):
             self._fail(number, f"the answer is {kind[:50]!r}, and not application/grpc", _UNKNOWN)
         elif is_last:
-            code = int(told) if (told := headers.get("grpc-status", "")).isdecimal() else _UNKNOWN
+            code = int(status_code) if (status_code := headers.get("grpc-status", "")).isdecimal() else _UNKNOWN
             if code == _OK and stream.has_headers:
                 self._usual_trailers = block
-            details = unquote(headers.get("grpc-message", "")) if told else "the answer has no grpc-status"
+            details = unquote(headers.get("grpc-message", "")) if status_code else "the answer has no grpc-status"
             self._answer(number, stream, code, details)
         elif stream.has_headers:
             self._fail(number, "headers came twice")

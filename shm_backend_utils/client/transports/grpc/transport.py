@@ -137,7 +137,7 @@ class GrpcTransport(_Grpc, Transport):
                 content = request.SerializeToString()
                 if len(content) <= _MOST_BYTES:
                     head, read = self._way_of(procedure)
-                    status, details, answer = self._connections.exchange(Request(head, content), timeout_s)
+                    status, details, answer = self._connections.call(Request(head, content), timeout_s)
                     if status:
                         raise translated(_STATUS.get(status), details, self.address)
                     return read(answer)
@@ -190,7 +190,7 @@ class GrpcTransport(_Grpc, Transport):
 
         def read(take: Take) -> None:
             request = Request(head, content, lambda answer: take(read_answer(answer)))
-            status, details, _ = connections.exchange(request, _NO_END_S)
+            status, details, _ = connections.call(request, _NO_END_S)
             if status:
                 raise translated(_STATUS.get(status), details, self.address)
 
@@ -236,7 +236,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 content = request.SerializeToString()
                 if len(content) <= _MOST_BYTES:
                     head, read = self._way_of(procedure)
-                    status, details, answer = await self._connections.exchange(Request(head, content), timeout_s)
+                    status, details, answer = await self._connections.call(Request(head, content), timeout_s)
                     if status:
                         raise translated(_STATUS.get(status), details, self.address)
                     return read(answer)

@@ -32,7 +32,7 @@ _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compres
 _IN_JSON: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
-_MOST_TOLD: Final = 1 << 25  # bytes of an answer without tensors: the index of thousands of models
+_MOST_JSON_BYTES: Final = 1 << 25  # bytes of an answer without tensors: the index of thousands of models
 _BY_THE_SERVER: Final = 500
 _NO_SUCH_PATH: Final = "Not Found"  # Triton answers unknown models and the like in more words
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
@@ -154,15 +154,15 @@ class HttpCodec(Codec):
             named = _path_of("models", model, version) if model else "/v2/models"
             path = f"{named}{_PATHS_OF_MODELS[question]}"
         if question == "repository index":  # Triton answers this question only to POST
-            return HttpMessage("POST", path, (b"{}",), most_bytes=_MOST_TOLD)
-        return HttpMessage("GET", path, most_bytes=_MOST_TOLD)
+            return HttpMessage("POST", path, (b"{}",), most_bytes=_MOST_JSON_BYTES)
+        return HttpMessage("GET", path, most_bytes=_MOST_JSON_BYTES)
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> HttpMessage:
-        told = {
+        body = {
             name: value if isinstance(value, str) else base64.b64encode(value).decode()
             for name, value in parameters.items()
         }
-        return _order(f"{_path_of('repository/models', model)}/load", told)
+        return _order(f"{_path_of('repository/models', model)}/load", body)
 
     def unload(self, model: str, *, dependents: bool) -> HttpMessage:
         return _order(f"{_path_of('repository/models', model)}/unload", {"unload_dependents": dependents})
@@ -185,17 +185,17 @@ class HttpCodec(Codec):
 
     def as_dict(self, answer: Answer) -> dict[str, Any]:
         try:
-            told: Any = answer.json()
+            body: Any = answer.json()
         except ValueError:
             text = answer.body[:50].decode(errors="replace").strip()
             raise InferenceError(
                 f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}", str(answer.status)
             ) from None
-        if isinstance(told, list):  # the repository index, which gRPC sends under this name
-            return {"models": told}
-        if not isinstance(told, dict):
-            raise InferenceError(f"the server answers {str(told)[:50]!r}; {_IS_THIS_HTTP}", str(answer.status))
-        return told
+        if isinstance(body, list):  # the repository index, which gRPC sends under this name
+            return {"models": body}
+        if not isinstance(body, dict):
+            raise InferenceError(f"the server answers {str(body)[:50]!r}; {_IS_THIS_HTTP}", str(answer.status))
+        return body
 
     def says_so(self, answer: Answer) -> bool:
         return True  # a server says no by an error

@@ -165,7 +165,7 @@ class HttpTransport(_Http, Transport):
     _kind = Connections
 
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
-        return self._checked(self._connections.exchange(self._request(message), timeout_s))
+        return self._checked(self._connections.call(self._request(message), timeout_s))
 
     def close(self) -> None:
         self._connections.close()
@@ -175,7 +175,7 @@ class AsyncHttpTransport(_Http, AsyncTransport):
     _kind = AsyncConnections
 
     async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
-        return self._checked(await self._connections.exchange(self._request(message), timeout_s))
+        return self._checked(await self._connections.call(self._request(message), timeout_s))
 
     async def close(self) -> None:
         await self._connections.close()

@@ -198,7 +198,7 @@ def test_an_error_has_cudas_name_and_advice(gpu: CudaRuntime) -> None:
 
 def test_all_errors_with_advice_are_cudas() -> None:
     known = DRIVER.bindings().CUresult
-    assert [name for name in {*errors._ADVICE, *errors._FINAL} if not hasattr(known, name)] == []
+    assert [name for name in {*errors._REMEDIES, *errors._FINAL} if not hasattr(known, name)] == []
 
 
 @pytest.mark.parametrize("error", [KeyError(99999), ValueError("99999 is not a valid CUresult")])

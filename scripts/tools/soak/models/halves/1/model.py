@@ -19,10 +19,10 @@ class TritonPythonModel:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
-        said = sorted(
+        parameters = sorted(
             (name.lower(), value) for name, value in call.parameters.items() if name.lower().startswith("soak-")
         )
-        number = np.uint32(zlib.crc32(repr(said).encode()))
+        number = np.uint32(zlib.crc32(repr(parameters).encode()))
         x = call.input("X")
         y = call.output("Y", x.shape, x.dtype)
         middle = x.shape[0] // 2

@@ -15,13 +15,13 @@ class TritonPythonModel:
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
-        said = {name: value for name, value in call.parameters.items() if name.lower().startswith("soak-")}
-        said["sleep_ms"] = call.parameters.get("sleep_ms", 0)
+        headers = {name: value for name, value in call.parameters.items() if name.lower().startswith("soak-")}
+        headers["sleep_ms"] = call.parameters.get("sleep_ms", 0)
         x = call.input("X")
         if call.parameters.get("copies"):
-            call.put("Y", call.forward("halves", {"X": x.numpy().copy()}, ["Y"], parameters=said)["Y"])
+            call.put("Y", call.forward("halves", {"X": x.numpy().copy()}, ["Y"], parameters=headers)["Y"])
         else:
-            call.forward("halves", {"X": x}, {"Y": call.output("Y", x.shape, x.dtype)}, parameters=said)
+            call.forward("halves", {"X": x}, {"Y": call.output("Y", x.shape, x.dtype)}, parameters=headers)
 
     def finalize(self) -> None:
         self.session.close()
