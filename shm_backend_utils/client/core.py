@@ -157,7 +157,7 @@ class Core:
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
         """Return the path of a call; raises as :meth:`.PathChooser.choose`. It warns the user if that path copies."""
         if known.explanation is None:
-            yield from self.known_model(settings)
+            yield from self.known_model(settings)  # so that of many calls only one makes the checks
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectCall.path:
             size = math.inf if layout.lent else layout.end - known.data_begin + sum(layout.device_byte_sizes)

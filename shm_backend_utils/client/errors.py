@@ -138,9 +138,13 @@ def deadline_exceeded(address: str = "") -> DeadlineExceededError:
     )
 
 
-def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:
-    """Return the error for a call whose time ran out before it had sent everything; ``doing`` names the step."""
-    return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
+NOT_SENT: Final = "its request was not sent"
+ANSWERED: Final = "the model has answered"
+
+
+def out_of_time(doing: str, request: str = NOT_SENT) -> DeadlineExceededError:
+    """Return the error for a call whose time ran out; ``doing`` names the step, ``request`` what became of it."""
+    return DeadlineExceededError(f"the call's time ran out while {doing}; {request}", _DEADLINE)
 
 
 def stream_held(model: str) -> DeadlineExceededError:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import html
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..memory.pool.options import PoolStatus
 
-__all__ = ["Check", "ClientStats", "Explanation", "Tally", "TextTable"]
+__all__ = ["Check", "ClientStats", "Explanation", "Tally"]
 
 
-class TextTable(NamedTuple):
-    """Rows under a title."""
-
-    title: str
-    rows: Sequence[Sequence[str]]  # all of the same length; cells may have any characters
-
-    def __str__(self) -> str:
-        """Return a line for each row; all columns but the last one are as wide as they need to be."""
-        rows = [[_in_a_line(cell) for cell in row] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        lines = [
-            "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-            for row in rows
-        ]
-        return "\n  ".join([_in_a_line(self.title), *lines])
-
-    def html(self) -> str:
-        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self.rows]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><caption>{html.escape(self.title)}</caption><tbody>{body}</tbody></table>"
+def _table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a title, and a line for each row; all columns but the last one are as wide as they need to be."""
+    cells = [[_in_a_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:-1]
+    lines = [
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in cells
+    ]
+    return "\n  ".join([_in_a_line(title), *lines])
 
 
 def _in_a_line(text: str) -> str:
@@ -100,15 +87,9 @@ class Explanation:
         return [check for check in self.checks if check.outcome is False and path in check.needed_by]
 
     def __repr__(self) -> str:
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table().html()
-
-    def _table(self) -> TextTable:
         way = f"takes the path {self.path}" if self.path else "has no open path"
         title = f"model {self.model!r} {way}: {self.reason}"
-        return TextTable(title, [check.row for check in self.checks])
+        return _table(title, [check.row for check in self.checks])
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,17 +130,11 @@ class ClientStats:
     pool_max_bytes: int
 
     def __repr__(self) -> str:
-        return str(self._table())
-
-    def _repr_html_(self) -> str:
-        return self._table().html()
-
-    def _table(self) -> TextTable:
         rows: list[tuple[str, str]] = []
         for name, value in vars(self).items():
             parts = value.items() if isinstance(value, Mapping) else [("", value)]
             rows += [(f"{name} {key}".rstrip(), part if isinstance(part, str) else f"{part:,}") for key, part in parts]
-        return TextTable("what the client has done", rows)
+        return _table("what the client has done", rows)
 
 
 class Tally:

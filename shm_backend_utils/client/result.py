@@ -164,7 +164,7 @@ class Result(Arrays):
 
 
 def _copied(array: Any) -> Any:
-    """Return a copy of an array of any library; a GPU copies an array after all work that it has queued."""
+    """Return a copy of an array of any library; CuPy and torch copy on their current stream."""
     if isinstance(array, DeviceArray):
         return copy_of(array)
     if hasattr(array, "clone"):  # torch's tensors

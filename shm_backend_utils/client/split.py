@@ -63,7 +63,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     try:
         results = yield Together([part(rows) for rows in ranges], settings.deadline)
     except TimeoutError:
-        raise out_of_time("some of its parts waited for a thread", "these were") from None
+        raise out_of_time("some of its parts waited for a thread", "these were not sent") from None
     avoided = sum(each.bytes_avoided for each in results)
     in_response = tuple(name for name in found if any(name in each.in_response for each in results))
     return Result(found, results[0].path, results[0].read_response, bytes_avoided=avoided, in_response=in_response)

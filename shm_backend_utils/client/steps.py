@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from ..errors import ClosedError
 from ..process import call_after_fork, never_destroy
-from .errors import out_of_time
+from .errors import NOT_SENT, out_of_time
 from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport
 
@@ -324,12 +324,12 @@ def until_copied(operation: Steps[Any]) -> Steps[None]:
             step = operation.send(outcome)
 
 
-def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
-    """Do work that takes long, in another thread for asyncio; ``doing`` names the work in the DeadlineExceededError."""
+def offloaded(work: Callable[[], T], deadline: float, doing: str, request: str = NOT_SENT) -> Steps[T]:
+    """Do work that takes long, in another thread for asyncio; raises :func:`out_of_time` with ``doing``."""
     try:
         return (yield Offload(work, deadline))  # type: ignore[no-any-return]
     except TimeoutError:
-        raise out_of_time(doing) from None
+        raise out_of_time(doing, request) from None
 
 
 def forget_locals(error: BaseException) -> None:

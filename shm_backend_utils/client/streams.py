@@ -110,12 +110,12 @@ class DirectStream(InRegion):
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response; PeerError if the model has not written its frame as it must."""
         place = self._index % len(self._frames)
-        number = frame_number(self._slot.generation, self._index)
+        number = frame_number(self._slot.sent, self._index)
         frame = self._frames[place]
         data = bytes(frame.results)
         if not data:
             raise ClosedError("this client")
-        places, *_ = results.decode(data, (self.region.byte_size,), 0, self.known.spec, number)
+        places, *_ = results.decode(data, (self.region.data_end,), self.region.data_offset, self.known.spec, number)
         # The result's arrays must keep this array. NumPy would make them keep self.memory, hence the memoryview.
         memory = np.frombuffer(self.memory.data, np.uint8)
         response = functools.partial(self.codec.result, answer)

@@ -312,9 +312,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _as_infer_shm_error(error: BaseException) -> BaseException:
     if not isinstance(error, ShmError):
         return error
-    message, status = (
-        (error.message(), error.status()) if isinstance(error, InferenceServerException) else (error, None)
-    )
-    failure = InferShmError(f"a request of infer_shm failed: {message}", status)
+    text, status = (error.message(), error.status()) if isinstance(error, InferenceServerException) else (error, None)
+    failure = InferShmError(f"a request of infer_shm failed: {text}", status)
     failure.__cause__ = error
     return failure

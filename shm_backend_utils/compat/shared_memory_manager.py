@@ -107,12 +107,12 @@ class SharedMemoryManager:
 
     def unregister(self, name: str) -> None:
         """Free a name. A region without a name is unmapped after its last use. A name that is already free is fine."""
-        self._registry.unregister(name)
+        self._registry.free_name(name)
         collect_all(self._cuda)
 
     def unregister_all(self) -> None:
         """Free every name."""
-        self._registry.unregister_all()
+        self._registry.free_all_names()
         collect_all(self._cuda)
 
     def status(self, name: str = "") -> list[RegionStatus]:

@@ -26,11 +26,12 @@ class CudaError(MachineError):
         self.name = name
         self.is_final = name in _FINAL
         self.is_capture = "CAPTURE" in name
-        remedy = _REMEDIES.get(name, "see CUresult in CUDA's documentation of the driver API")
+        remedy = _REMEDIES.get(name) or (_LOST if self.is_final else _UNKNOWN)
         super().__init__(f"{doing} failed with {name}: {remedy}")
 
 
 _LOST: Final = "this process cannot use CUDA any more: restart it, or load the model again"
+_UNKNOWN: Final = "see CUresult in CUDA's documentation of the driver API"
 _CAPTURED: Final = (
     "a stream is being captured into a graph, and waiting for a GPU cannot be captured: end the capture first, or name "
     "a stream that is not part of it"
@@ -38,7 +39,8 @@ _CAPTURED: Final = (
 
 _REMEDIES: Final = {
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not enough memory left; make smaller calls, or fewer at once",
-    "CUDA_ERROR_INVALID_VALUE": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
+    "CUDA_ERROR_INVALID_VALUE": "its owner has freed the memory, or it is of a GPU that is not in this machine; "
+    "keep it until the call is over",
     "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
     "and user do not share IPC and PID namespaces (containers: --ipc=host --pid=host)",
     "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process, or by a process with the same id in "

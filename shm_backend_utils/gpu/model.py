@@ -73,7 +73,7 @@ class DeviceArrays:
         stream = streams.borrow(device)
         try:
             array = imported(self.runtime, value, stream)
-            self._order_behind(stream, device, _streams_on(device, uses))
+            self._let_wait(_streams_on(device, uses), device, stream)
         finally:
             streams.give_back(stream, device)
         return array
@@ -131,7 +131,7 @@ class DeviceArrays:
             for target, source in pairs:
                 copy(runtime, target, source, stream)
             for streams in named.values():
-                self._order_behind(stream, device, streams)
+                self._let_wait(streams, device, stream)
             if not all(named.values()) or any(isinstance(source, np.ndarray) for _, source in pairs):
                 runtime.synchronize_stream(stream, device)
             elif uses is not None:  # own memory is not used again before the call's end
@@ -239,7 +239,7 @@ class DeviceArrays:
         try:
             named = named_stream(value)
             with self.runtime.current(meant if named.device is None else named.device):
-                stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
+                stream = NamedStream(named.handle, named.device_on(self.runtime, meant), named.owner)
                 self._check_is_not_captured([stream])
                 return stream
         except CallerError as error:
@@ -285,7 +285,8 @@ class DeviceArrays:
         with _refused_in_captures():
             order_after(self.own_streams, named, device, stream)
 
-    def _order_behind(self, stream: int, device: int, named: Sequence[NamedStream]) -> None:
+    def _let_wait(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
+        """Make later work on named streams wait for a GPU's ``stream``."""
         for each in named:
             assert each.device is not None
             order_after(self.own_streams, [NamedStream(stream, device)], each.device, each.handle)

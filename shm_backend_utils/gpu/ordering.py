@@ -23,8 +23,8 @@ class OwnStreams:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
-        self._streams = _Kept(runtime.create_stream, runtime.destroy_stream)
-        self._events = _Kept(runtime.create_event, runtime.destroy_event)
+        self._streams = _Handles(runtime.create_stream, runtime.destroy_stream)
+        self._events = _Handles(runtime.create_event, runtime.destroy_event)
         self._process = os.getpid()
 
     def borrow(self, device: int) -> int:
@@ -59,7 +59,7 @@ class OwnStreams:
                 kept.destroy_all(self.runtime.retired)  # none is in use: a borrower would keep this object alive
 
 
-class _Kept:
+class _Handles:
     """Streams or events, which are made when none is idle. Thread-safe."""
 
     def __init__(self, make: Callable[[int], int], destroy: Callable[[int, int], None]) -> None:
@@ -96,7 +96,7 @@ def order_after(own: OwnStreams, first: Named, device: int, stream: int) -> None
     with runtime.current(device):
         for each in first:
             if isinstance(each, NamedStream):
-                with contextlib.closing(Mark.behind(own, each, device)) as mark:
+                with contextlib.closing(Mark.on_named(own, each, device)) as mark:
                     runtime.wait_for_event(mark.event, stream)
             elif not runtime.is_event_done(each.handle):  # CudaError if the event was recorded in a capture
                 runtime.wait_for_event(each.handle, stream)
@@ -120,7 +120,7 @@ class Mark:
                 own.runtime.record(self.event, stream)
 
     @classmethod
-    def behind(cls, own: OwnStreams, named: NamedStream, device: int) -> Mark:
+    def on_named(cls, own: OwnStreams, named: NamedStream, device: int) -> Mark:
         """Return a mark on a user's stream; CudaError if the stream is being captured into a graph.
 
         The legacy default stream and the per-thread one are those of ``device``, unless the user named another device.

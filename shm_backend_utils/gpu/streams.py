@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..errors import CallerError, shown
 from .errors import CudaError
@@ -28,7 +28,7 @@ class NamedStream:
     owner: object = field(default=None, compare=False, repr=False)  # keeps the stream; None: the user may destroy it
 
     @property
-    def is_the_threads(self) -> bool:
+    def is_per_thread(self) -> bool:
         """Whether this is the per-thread default stream, which is a different stream in each thread."""
         return self.handle == PER_THREAD_STREAM
 
@@ -53,10 +53,12 @@ class NamedStream:
             ) from error
 
 
-class NamedEvent(NamedTuple):
-    """An event that a user has recorded, and named: the ``CUevent``."""
+@dataclass(frozen=True)
+class NamedEvent:
+    """An event that a user has recorded, and named."""
 
     handle: int
+    owner: object = field(default=None, compare=False, repr=False)  # keeps the event
 
 
 Named = Sequence[NamedStream | NamedEvent]
@@ -92,7 +94,7 @@ def _named(value: Any) -> NamedStream | NamedEvent:
         return named_stream(value)
     if event == 0:
         raise CallerError(f"{shown(value)} was never recorded; record it on your stream first")
-    return NamedEvent(event)
+    return NamedEvent(event, value)
 
 
 def _handle_of(value: Any) -> int | None:

@@ -31,9 +31,6 @@ class DeviceUses:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.streams))
 
-    def __contains__(self, device: object) -> bool:
-        return device in self.streams
-
     def __len__(self) -> int:
         return len(self.streams)
 

@@ -37,8 +37,8 @@ from ..errors import StaleRequestError
 from .descriptors import Descriptor, translate_os_errors
 
 __all__ = [
-    "FREE",
-    "OWNERS",
+    "OWNERS_LEASE",
+    "UNLOCKED",
     "SharedLease",
     "SlotLease",
     "borrow",
@@ -68,9 +68,9 @@ def _flock(kind: int, byte: int, length: int = 1) -> bytes:
     return _FLOCK.pack(kind, 0, byte, length, 0)
 
 
-OWNERS: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
+OWNERS_LEASE: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
 """The owner's lease, as an argument of ``F_OFD_GETLK``."""
-FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
+UNLOCKED: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
 """The beginning of the kernel's answer for a free lock."""
 
 
@@ -92,7 +92,7 @@ def exclude_reapers(fd: int) -> bool:
 
 def is_owner_alive(fd: int) -> bool:
     """Return whether some description other than this one holds the owner's lease. Takes no lock."""
-    return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
+    return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, OWNERS_LEASE).startswith(UNLOCKED)
 
 
 def is_slot_in_use(fd: int, record: int) -> bool:

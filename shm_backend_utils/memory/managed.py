@@ -139,7 +139,7 @@ class ManagedRegion:
         return layout.record_offset(slot, self.header.record_byte_size)
 
     @property
-    def is_orphaned(self) -> bool:
+    def is_owner_gone(self) -> bool:
         """Whether the owner is dead, or the region was closed here."""
         return self.segment.is_closed or not locks.is_owner_alive(self.segment.fileno())
 

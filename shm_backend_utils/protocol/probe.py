@@ -35,7 +35,7 @@ NONCE_LENGTH: Final = 32
 ALIVE_ADDRESS: Final = f"{VERSION}/alive"
 """The value of ``shm_slot`` that asks a session for a sign of life: an empty response, not counted as a refusal."""
 
-_WORD: Final = struct.Struct("<H")
+_FIELD: Final = struct.Struct("<H")
 _GENERATION_LENGTH: Final = 8
 _PLAIN: Final = 1
 _WITH_GPUS: Final = 2
@@ -64,19 +64,19 @@ def digest_of(nonce: bytes) -> str:
 def encode_probe(nonce: InputSpan, report: OutputSpan, *, with_gpus: bool) -> bytes:
     """Return a probe's table in its binary form, without the generation in front."""
     encoded = bytearray(table.encode(Table({_NONCE: nonce}, {_REPORT: report})))
-    _WORD.pack_into(encoded, table.PROBE_OFFSET - _GENERATION_LENGTH, _WITH_GPUS if with_gpus else _PLAIN)
+    _FIELD.pack_into(encoded, table.PROBE_OFFSET - _GENERATION_LENGTH, _WITH_GPUS if with_gpus else _PLAIN)
     return bytes(encoded)
 
 
 def is_probe(data: bytes) -> bool:
     """Return whether a copy of the client's half of a record has a probe, as its word ``probe`` shows."""
-    return _WORD.unpack_from(data, table.PROBE_OFFSET)[0] in (_PLAIN, _WITH_GPUS)
+    return _FIELD.unpack_from(data, table.PROBE_OFFSET)[0] in (_PLAIN, _WITH_GPUS)
 
 
 def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
     """Check a probe as :func:`.table.decode` checks a table; TableError if it breaks the protocol."""
-    (word,) = _WORD.unpack_from(data, table.PROBE_OFFSET)
-    plain = data[: table.PROBE_OFFSET] + _WORD.pack(0) + data[table.PROBE_OFFSET + _WORD.size :]
+    (word,) = _FIELD.unpack_from(data, table.PROBE_OFFSET)
+    plain = data[: table.PROBE_OFFSET] + _FIELD.pack(0) + data[table.PROBE_OFFSET + _FIELD.size :]
     generation, asked = table.decode(plain, data_begin, byte_size)
     if len(asked.inputs) != 1 or len(asked.outputs) != 1 or asked.regions or asked.ring is not None:
         raise TableError("probe", "other tensors, regions or frames", "one input and one output in the slot's region")

@@ -310,7 +310,7 @@ def test_memory_is_mapped_once_however_often_it_is_named(kind: Kind, model: Mode
 
 def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> None:
     uses, counts = [model.map(), model.map()], []
-    model.registry.unregister_all()
+    model.registry.free_all_names()
     while uses:
         counts.append(mappings_of(kind))
         uses.pop()
@@ -319,7 +319,7 @@ def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> 
 
 def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
     array = numbers(model.map()).array
-    model.registry.unregister_all()
+    model.registry.free_all_names()
     on_host(array)[:] = 7
     assert kind.data()[PLACE : PLACE + 24].view(np.int32).tolist() == [7] * 6
     assert mappings_of(kind) == 1
@@ -352,7 +352,7 @@ def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, mod
     assert refusal.value.field in (FIELD, "shm_io.regions[0]")
     del refusal
     gc.collect()
-    model.registry.unregister_all()
+    model.registry.free_all_names()
     assert mappings_of(kind) == 0
 
 

@@ -173,7 +173,7 @@ def test_there_are_no_more_slots_than_were_made(region: ManagedRegion) -> None:
 def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
     another = kind.open(region, region.header.token.hex())
     region.close()
-    assert peer.is_orphaned
+    assert peer.is_owner_gone
     another.close()
 
 
@@ -189,10 +189,10 @@ def test_the_peer_knows_that_the_owner_died_whose_bytes_stay_while_held(
 ) -> None:
     process, region = abandoned
     mapped, data = MappedRegion(region), region.data()
-    assert (region.is_orphaned, mapped.is_abandoned) == (False, False)
+    assert (region.is_owner_gone, mapped.is_abandoned) == (False, False)
     end(process)
     process.wait()
-    assert (region.is_orphaned, mapped.is_abandoned) == (True, True)
+    assert (region.is_owner_gone, mapped.is_abandoned) == (True, True)
     kind.remove(region)
     data[:] = 5
     assert set(data.tolist()) == {5}

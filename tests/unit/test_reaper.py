@@ -167,7 +167,7 @@ def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(
     peer = open_region(region.segment.key, region.header.token.hex(), "regions[0]")
     seen = []
     region.close()
-    before_the_file_is_looked_at_again(monkeypatch, lambda: seen.append(peer.is_orphaned))
+    before_the_file_is_looked_at_again(monkeypatch, lambda: seen.append(peer.is_owner_gone))
     assert [report.key for report in reaper.reap()] == [region.segment.key]
     assert seen == [True]
     peer.close()

@@ -80,7 +80,7 @@ class GpuWork:
                 if events or device in self._streams:  # the host polls no event of a user, who may destroy it
                     order_after(lender, named, device, self.stream_on(device))
                     continue
-                marks = [Mark.behind(lender, each, device) for each in streams] or [Mark(lender, None, device)]
+                marks = [Mark.on_named(lender, each, device) for each in streams] or [Mark(lender, None, device)]
                 self._followed += [mark for mark in marks if not mark.is_done()]
         return named
 
@@ -102,9 +102,10 @@ class GpuWork:
 class DeviceSource(Source):
     """One input on a GPU. It is copied on the stream of ``work``."""
 
-    __slots__ = ("_facts", "_obstacle", "array", "handle", "library", "value", "work")
+    __slots__ = ("_facts", "_obstacle", "array", "handle", "library", "name", "value", "work")
 
     def __init__(self, name: str, value: Any, work: GpuWork, gpus: Gpus, device: int) -> None:
+        self.name = name
         self.value = value  # as the user gave it
         self.work = work
         self.library = library_of(value)
@@ -173,7 +174,7 @@ class DeviceSource(Source):
         """Queue a copy of the tensor to an array, on its stream."""
         assert self.device is not None
         with self.array.runtime.current(self.device):
-            copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
+            copy(self.array.runtime, target, self.array, self.work.stream_on(self.device), tensor=self.name)
 
 
 def device_source(

@@ -160,10 +160,10 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
 def _described(name: str, shape: Any, dtype: Any, *device: object) -> CallInput:
     """Return a tensor of a shape and a dtype; strings without a size in the dtype get room for an average length."""
     sizes, kind = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
-    row = kind.itemsize
+    item_size = kind.itemsize
     if kind is BYTES:
-        row = LENGTH_SIZE + (np.dtype(dtype).itemsize if np.dtype(dtype).kind in "SU" else _USUAL_STRING)
-    return CallInput(kind, sizes, math.prod(sizes) * row, _device_of(name, *device) if device else None)
+        item_size = LENGTH_SIZE + (np.dtype(dtype).itemsize if np.dtype(dtype).kind in "SU" else _USUAL_STRING)
+    return CallInput(kind, sizes, math.prod(sizes) * item_size, _device_of(name, *device) if device else None)
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:

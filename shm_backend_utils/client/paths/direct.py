@@ -248,7 +248,7 @@ def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any
     return Strings.encoded_as(name, encoded, shape).numpy()
 
 
-class _Kept:
+class _GrownArray:
     """The base of a grown region's array: it keeps the former array alive, which marks the region as in use."""
 
     def __init__(self, memory: Memory, former: Memory) -> None:
@@ -295,7 +295,7 @@ class PreparedDirectCall(DirectCall):
         if not self.is_closed:
             memory = np.frombuffer(self.region.buffer, np.uint8)
             if memory.nbytes > self.memory.nbytes:
-                self.memory = np.asarray(_Kept(memory, self.memory))
+                self.memory = np.asarray(_GrownArray(memory, self.memory))
             self.layout, self.lacking = layout, {}
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from ...gpu.streams import Named, NamedStream
 from ...memory.descriptors import Descriptor
 from ...memory.pool.slot import SlotRegion, is_left
 from ...protocol.layout import COMPLETED, LOST
-from ..errors import out_of_time
+from ..errors import NOT_SENT, out_of_time
 from ..inputs.devices import GpuWork
 from ..steps import Pause, Steps, offloaded
 
@@ -26,7 +27,7 @@ __all__ = ["Awaited", "LostMemoryError", "are_at_work", "followed", "followed_ot
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
-_COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
+_COMES_BEFORE: Final = "earlier work on its GPU, or the copy of its inputs, was not done"
 
 
 class LostMemoryError(PeerError):
@@ -39,12 +40,12 @@ class LostMemoryError(PeerError):
         )
 
 
-def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
-    """Poll until ``is_done``; ``state`` names the missing work in the DeadlineExceededError."""
+def _until(is_done: Callable[[], bool], deadline: float, doing: str, request: str = NOT_SENT) -> Steps[None]:
+    """Poll until ``is_done``; raises :func:`out_of_time` with ``doing`` and ``request``."""
     pause_s = _FIRST_PAUSE_S
     while not is_done():
         if time.monotonic() > deadline:
-            raise out_of_time(state)
+            raise out_of_time(doing, request)
         yield Pause(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -54,19 +55,22 @@ def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: floa
 
     Return these streams with their GPUs.
     """
-    if named:
-        return work.follow(named, devices)
-    with translate(CudaError, _refusal):
-        if work.gpus.runtime.records_devices:
-            return work.follow((), devices)
+    with translate(CudaError, functools.partial(_refusal, bool(named))):
+        if named or work.gpus.runtime.records_devices:
+            return work.follow(named, devices)
         else:  # a driver before CUDA 12.5 cannot record the work of a whole GPU, so the host waits
             return (yield from offloaded(lambda: work.follow((), devices), deadline, _COMES_BEFORE))
 
 
-def _refusal(error: CudaError) -> CallerError | None:
-    """Return the error of a call without named streams beside a graph capture; None for other errors."""
+def _refusal(names_streams: bool, error: CudaError) -> CallerError | None:
+    """Return the error of a call that cannot wait beside a graph capture; None for other errors."""
     if not error.is_capture:
         return None
+    if names_streams:
+        return CallerError(
+            f"a stream that cuda_stream names is being captured into a graph ({error.name}), so the call cannot wait "
+            "for it; end the capture first, or name the stream that the graph is launched on"
+        )
     return CallerError(
         "this call names no stream, so it must wait for all work of this process on its GPUs; but a stream of this "
         f"process is being captured into a graph, and that wait would end the capture ({error.name}); name the call's "
@@ -122,7 +126,7 @@ def are_at_work(marks: list[Mark]) -> bool:
         return True  # a CUDA error hides the GPU's state, so assume that they still are
 
 
-def models_are_done(region: SlotRegion, deadline: float) -> Steps[None]:
+def models_are_done(region: SlotRegion, deadline: float, request: str = NOT_SENT) -> Steps[None]:
     """Wait until models and their GPUs have finished with a region's memory; LostMemoryError if a model died first."""
     slot = region.slots[0]
 
@@ -134,7 +138,7 @@ def models_are_done(region: SlotRegion, deadline: float) -> Steps[None]:
             raise LostMemoryError
         return False
 
-    yield from _until(are_done, deadline, "a model's GPU was still at work in its memory")
+    yield from _until(are_done, deadline, "a model's GPU was still at work in its memory", request)
 
 
 class Awaited:

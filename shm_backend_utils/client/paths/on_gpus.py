@@ -26,6 +26,7 @@ from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
+from ..errors import ANSWERED, NOT_SENT
 from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..options import check_is_installed
 from ..result import Result
@@ -116,7 +117,10 @@ class CallOnGpus(OnGpus):
                 )
             if base not in numbers:
                 uuid = runtime.device_uuid(device)
-                claims.append(CudaRegionClaim(source.handle, byte_size, uuid, 0, is_prepared, not is_prepared))
+                claim = CudaRegionClaim(
+                    source.handle, byte_size, uuid, 0, waits=is_prepared, is_for_one_request=not is_prepared
+                )
+                claims.append(claim)
                 buffers.append(GpuBuffer(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]
@@ -130,7 +134,6 @@ class CallOnGpus(OnGpus):
             region.borrowed += [source.value for source in self._lent.values()]
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs, except lent ones, after the work in the user's named streams; wait for the copies."""
         memory = call.memory
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
@@ -138,7 +141,7 @@ class CallOnGpus(OnGpus):
             self.named = yield from followed(work, self.named, self._devices, deadline)
             # None in this set means an unknown stream: an event, for example, does not show which stream reads later.
             streams = {
-                each if isinstance(each, NamedStream) and not each.is_the_threads else None
+                each if isinstance(each, NamedStream) and not each.is_per_thread else None
                 for each in self.named or (None,)
             }
             # Earlier requests' streams may still read results here.
@@ -182,10 +185,10 @@ class CallOnGpus(OnGpus):
     def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
-    def models_are_done(self, deadline: float) -> Steps[None]:
+    def models_are_done(self, deadline: float, request: str = NOT_SENT) -> Steps[None]:
         """Wait until no model's GPU works in the call's memory; LostMemoryError if a model died."""
         try:
-            yield from models_are_done(self._region, deadline)
+            yield from models_are_done(self._region, deadline, request)
         except LostMemoryError:
             self.is_lost = True
             raise
@@ -199,12 +202,12 @@ class CallOnGpus(OnGpus):
             raise broken_results("an event, though an output is on the host")
         slot.become_free("answer")
         if not slot.is_completed and not self._let_streams_wait():
-            yield from self.models_are_done(deadline)
+            yield from self.models_are_done(deadline, ANSWERED)
 
     def _let_streams_wait(self) -> bool:
         """Make the user's streams wait until the model's GPU has written ``completed``; return False if one cannot."""
         streams = [each for each in self.named if isinstance(each, NamedStream)]
-        if not streams or any(each.is_the_threads for each in streams):  # a submitted call ends in another thread
+        if not streams or any(each.is_per_thread for each in streams):  # a submitted call ends in another thread
             return False
         runtime, slot = self._gpus.runtime, self._region.slots[0]
         records = PinnedRecords.of(runtime, self._region.managed)
@@ -241,12 +244,12 @@ class StagedOnGpus(OnGpus):
     def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
         sources = inputs_on_gpus(given)
         super().__init__(gpus, sources, settings)
-        self._devices = {name: each.device for name, each in given.items() if each.device is not None}
+        self._device_of = {name: each.device for name, each in given.items() if each.device is not None}
         self._lent = {name: each for name, each in sources.items() if each.is_lent}
 
     def arrays(self, call: Any) -> dict[str, Any]:
         arrays, work, filled = call.arrays(), GpuWork(self._gpus), dict(self._lent)
-        for name, device in self._devices.items():
+        for name, device in self._device_of.items():
             if name not in filled:
                 empty = new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device)
                 filled[name] = DeviceSource(name, _in_library(empty, self.library), work, self._gpus, device)
@@ -285,7 +288,7 @@ def brought_to_gpus(
                 gpus.runtime.synchronize_stream(stream, devices[name])
             arrays[name] = _in_library(target, library)
 
-    yield from offloaded(upload, deadline, "its outputs were being copied to a GPU")
+    yield from offloaded(upload, deadline, "its outputs were being copied to a GPU", ANSWERED)
     return dataclasses.replace(result, _arrays=arrays)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...errors import ClosedError
 from ..errors import deadline_exceeded
-from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, translate_handshake
+from .conversation import MOST_SENDINGS, Conversation, Server, Unanswered, translate_handshake
 
 __all__ = ["AsyncConnections"]
 
@@ -33,7 +33,7 @@ class AsyncConnections:
     async def call(self, request: Any, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MOST_SENDINGS):
             if self._is_closed:
                 raise ClosedError("this client")
             connection = self._listed() or await self._connected(deadline)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ...errors import ClosedError
 from ...process import call_after_fork
 from ..errors import deadline_exceeded
-from .conversation import MOST_ATTEMPTS, Server, Unanswered, translate_handshake
+from .conversation import MOST_SENDINGS, Server, Unanswered, translate_handshake
 
 __all__ = ["Connections"]
 
@@ -42,7 +42,7 @@ class Connections:
         """Return the answer to a request, as :meth:`.Transport.send`; resend a request that certainly has not begun."""
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MOST_SENDINGS):
             connection = self._taken()
             is_kept = False
             try:
@@ -78,7 +78,10 @@ class Connections:
         raise self._server.unanswered(outcome)
 
     def after_fork(self) -> None:
-        """Close the parent's sockets in a forked child: they would keep the connections from ending."""
+        """Close the parent's sockets in a forked child: they would keep the connections from ending.
+
+        A call that the forking thread was making fails there as if the connection had broken.
+        """
         for connection in [*self._idle, *self._in_use]:
             connection.close()
         self._idle.clear()

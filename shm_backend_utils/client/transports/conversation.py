@@ -10,7 +10,7 @@ from ...errors import translate
 from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
 from ..errors import ServerUnavailableError, unavailable
 
-__all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "translate_handshake"]
+__all__ = ["MOST_SENDINGS", "Conversation", "Server", "Unanswered", "translate_handshake"]
 
 
 class Unanswered(NamedTuple):
@@ -53,7 +53,7 @@ class Conversation(ABC):
         """Forget a request whose caller no longer waits."""
 
 
-MOST_ATTEMPTS: Final = 3
+MOST_SENDINGS: Final = 3
 """How many times to send a request that does not begin."""
 
 

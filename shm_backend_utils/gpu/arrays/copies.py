@@ -71,16 +71,16 @@ def copy_of(array: DeviceArray) -> DeviceArray:
 
 def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:
     packed = source if source.flags.c_contiguous else np.ascontiguousarray(source)
-    own = _put_on(runtime, target, packed, stream, target.device, tensor)
+    gpu = _put_on(runtime, target, packed, stream, target.device, tensor)
     if packed is not source or not _is_pinned(runtime, packed):
-        runtime.synchronize_stream(stream, own)
+        runtime.synchronize_stream(stream, gpu)
 
 
 def _download(runtime: CudaRuntime, target: npt.NDArray[Any], source: OnGpu, stream: int, tensor: str) -> None:
     landing = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-    own = _put_on(runtime, landing, source, stream, source.device, tensor)
+    gpu = _put_on(runtime, landing, source, stream, source.device, tensor)
     if landing is not target or not _is_pinned(runtime, landing):
-        runtime.synchronize_stream(stream, own)
+        runtime.synchronize_stream(stream, gpu)
     if landing is not target:
         np.copyto(target, landing)
 
@@ -89,11 +89,11 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
     """Queue a copy, and return the stream's GPU."""
     planned = plan(target.shape, target.strides, source.strides, target.dtype.itemsize)
     _check_count(planned, source, tensor)
-    own = runtime.stream_device(stream, device)
+    gpu = runtime.stream_device(stream, device)
     for array in (target, source):
         if isinstance(array, DeviceArray):
-            array.let_wait(stream, own)
-    with runtime.on(own):  # the driver may wait for memory of the host
+            array.let_wait(stream, gpu)
+    with runtime.on(gpu):  # the driver may wait for memory of the host
         try:
             _queue(runtime, planned, _address_of(target), _address_of(source), stream)
         except CudaError as error:
@@ -102,7 +102,7 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
             planned = planned.by_rows()  # the GPU may refuse a pitch that others take
             _check_count(planned, source, tensor)
             _queue(runtime, planned, _address_of(target), _address_of(source), stream)
-    return own
+    return gpu
 
 
 def _check_count(planned: Plan, source: Array, tensor: str) -> None:

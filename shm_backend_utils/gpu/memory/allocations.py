@@ -63,7 +63,6 @@ class CudaAllocation(Allocation):
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned, byte_size = DeviceMemory(runtime, byte_size, device), whole_blocks(byte_size)
-        self.runtime = runtime
         self.handle = runtime.export(owned.address, device)  # 64 bytes, CUDA's CUipcMemHandle
         self.device_uuid = runtime.device_uuid(device)
         claim = CudaRegionClaim(self.handle, byte_size, self.device_uuid, 0, waits=True)

@@ -28,7 +28,7 @@ __all__ = ["DescriptorAllocation", "map_descriptor"]
 _NO_FILE_SYSTEM: Final = -2  # CUDA IPC has -1
 
 
-class _Kept:
+class _Mapped:
     """Memory that is mapped here. After the last reference is gone, it is unmapped, and its lease is given back."""
 
     _process = 0
@@ -83,7 +83,7 @@ class DescriptorAllocation(Allocation):
         super().free()
 
 
-class _Owned(_Kept):
+class _Owned(_Mapped):
     """Memory that this process has made, with its descriptor, which it hands out."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
@@ -115,7 +115,7 @@ class _Owned(_Kept):
         super().__del__()
 
 
-class _Imported(_Kept):
+class _Imported(_Mapped):
     """Another owner's memory: the use of a :class:`.CudaMapping`, which arrays keep."""
 
     is_idle = False  # the device is waited for all the same

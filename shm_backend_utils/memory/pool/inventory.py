@@ -16,7 +16,7 @@ from ...errors import ClosedError
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..managed import RegionKind, roomy, whole_pages
 from .options import PoolStatus
-from .slot import FREE, SPOILED, SlotRegion, WholeRegion
+from .slot import FREE, SPOILED, Parts, SlotRegion
 
 __all__ = [
     "DIRECT",
@@ -267,7 +267,7 @@ class Inventory:
 
     def _unused(self) -> list[list[SlotRegion]]:
         """Return the parts of each region whose parts are all idle, longest idle first: only these can free memory."""
-        found: dict[WholeRegion, list[SlotRegion]] = {}
+        found: dict[Parts, list[SlotRegion]] = {}
         for region in sorted(self.idle, key=lambda each: each.idle_since):
             found.setdefault(region.whole, []).append(region)
         return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]

@@ -38,10 +38,10 @@ __all__ = [
     "SPOILED",
     "Event",
     "Memory",
+    "Parts",
     "Slot",
     "SlotRegion",
     "State",
-    "WholeRegion",
     "is_left",
     "make_parts",
 ]
@@ -210,7 +210,7 @@ def is_left(fd: int, offset: int, record: SlotRecord) -> bool:
     return not is_in_use and not record.is_at_rest
 
 
-class WholeRegion:
+class Parts:
     """The state that all parts of one region share."""
 
     __slots__ = ("parts", "slots")
@@ -254,11 +254,9 @@ class SlotRegion:
         kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
         region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
-        self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size, WholeRegion())
+        self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size, Parts())
 
-    def _take(
-        self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int, whole: WholeRegion
-    ) -> None:
+    def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int, whole: Parts) -> None:
         """Make this object the part of a region that has these slots and the data between two offsets."""
         self._region = region
         self.kind = kind
@@ -374,7 +372,7 @@ def make_parts(
 ) -> list[SlotRegion]:
     """Make a region of several parts with one slot each, for as many calls; the end of the last part removes it."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
-    whole, begin = WholeRegion(), region.data_offset
+    whole, begin = Parts(), region.data_offset
     size = (region.header.byte_size - begin) // count
     parts = [SlotRegion.__new__(SlotRegion) for _ in range(count)]
     for index, part in enumerate(parts):

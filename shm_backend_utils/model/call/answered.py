@@ -79,17 +79,17 @@ class AnsweredRequest(ReceivedRequest):
             raise self._not_open()
         form, span = self._context.outputs.get(name), self._rooms.get(name)
         if form is not None and span is not None:
-            row, _, end, kind, text, pack, _, _ = form
+            data_type, _, end, kind, text, pack, _, _ = form
             region, offset, room = span
             memory = self._memories[region]
             try:
                 shape = tuple(shape)
-                if type(memory) is HostMemory and row.numpy == dtype and (not end or shape[-len(end) :] == end):
-                    array: npt.NDArray[Any] = np.ndarray(shape, row.numpy, memory.array, memory.begin + offset)
+                if type(memory) is HostMemory and data_type.numpy == dtype and (not end or shape[-len(end) :] == end):
+                    array: npt.NDArray[Any] = np.ndarray(shape, data_type.numpy, memory.array, memory.begin + offset)
                     byte_size = array.nbytes
                     if byte_size <= room:
                         encoded = pack(offset, byte_size, kind + region, *shape, text)
-                        view = TensorView(name, array, row, DIRECT, memory.memory_type)
+                        view = TensorView(name, array, data_type, DIRECT, memory.memory_type)
                         self.outputs[name] = _output(Output, (view, encoded, region, None, False))
                         return view
             except (TypeError, ValueError, struct.error):
@@ -102,14 +102,14 @@ class AnsweredRequest(ReceivedRequest):
                 f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected values "
                 "such as (1, 3) and np.float32"
             ) from None
-        row = check_output(self._context.spec, name, numpy_dtype, shape)
-        if row is BYTES:
+        data_type = check_output(self._context.spec, name, numpy_dtype, shape)
+        if data_type is BYTES:
             raise ModelError(f"output {name!r} holds strings, whose size is not known yet; use call.put(name, strings)")
-        place = self.room_for(name, row, shape)
+        place = self.room_for(name, data_type, shape)
         if place is not None:
-            output = self.outputs[name] = self._at(name, row, shape, place[1])
+            output = self.outputs[name] = self._at(name, data_type, shape, place[1])
         else:
-            view = TensorView(name, np.empty(shape, numpy_dtype), row, TRITON)
+            view = TensorView(name, np.empty(shape, numpy_dtype), data_type, TRITON)
             output = self.outputs[name] = Output(view, was_copied=True)
         return output.view
 
@@ -261,16 +261,16 @@ class AnsweredRequest(ReceivedRequest):
             lease.give_back()
 
         try:
-            is_left = uses.leave_to_gpu(slot.region.managed, slot.number, self._generation, rest)
+            gpu_ends_it = uses.leave_to_gpu(slot.region.managed, slot.number, self._generation, rest)
         except BaseException:
             lease.give_back()
             raise
-        if is_left:
+        if gpu_ends_it:
             self.outputs = {}
             self._release()
         else:
             lease.give_back()
-        return is_left
+        return gpu_ends_it
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error response; the memory is the client's again."""

@@ -236,8 +236,8 @@ class Call(AnsweredRequest):
             array: DeviceArray = view.array
             return array
         arrays = self._context.arrays
-        own = None if cuda_stream is None else arrays.instance_stream(cuda_stream)
-        return arrays.to_device(view, self._device_uses(), own)
+        stream = None if cuda_stream is None else arrays.instance_stream(cuda_stream)
+        return arrays.to_device(view, self._device_uses(), stream)
 
     def forward(
         self,

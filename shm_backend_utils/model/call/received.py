@@ -137,7 +137,7 @@ class ReceivedRequest:
                             }
                             table = table._replace(inputs=reshaped)
                     if slot is not None:
-                        stamps = slot.record.model_words
+                        stamps = slot.record.model_words  # start(), inlined, as every request comes here
                         if stamps[STARTED] >= generation:
                             raise replayed()
                         stamps[STARTED] = generation

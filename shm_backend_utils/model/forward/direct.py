@@ -177,7 +177,7 @@ class DirectForwarding(Forwarding):
         data = bytes(self._slot.results)
         if not data:
             raise ClosedError("this model's session")
-        found = results.decode(data, sizes, 0, self._spec, self._slot.generation)
+        found = results.decode(data, sizes, self._region.data_offset, self._spec, self._slot.sent)
         if found.events:
             raise broken_results("an event, though this model does not wait for GPUs")
         outputs = {place.name: self._output(place, tensors) for place in found.outputs}

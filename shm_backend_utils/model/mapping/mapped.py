@@ -25,7 +25,7 @@ from ...errors import (
 )
 from ...gpu.memory.mappings import CudaMapping
 from ...memory import locks
-from ...memory.locks import FREE, OWNERS, SharedLease
+from ...memory.locks import OWNERS_LEASE, UNLOCKED, SharedLease
 from ...memory.managed import ManagedRegion
 from ...memory.segment import MappedSegment, SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
@@ -85,7 +85,7 @@ class MappedRegion:
         """Whether the owner has unlinked the region, or has died. GPU memory is abandoned with its fencing region."""
         if isinstance(self.segment, CudaMapping):
             return self._fence is not None and self._fence.is_abandoned
-        return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
+        return (self.managed is not None and self.managed.is_owner_gone) or self.segment.is_unlinked
 
     def pin(self, pinning: Pinning) -> None:
         if isinstance(self.memory, HostMemory):
@@ -151,9 +151,10 @@ class Slot:
         """Take the slot's lease and return the checked table; the caller gives the lease back, even on ProbeFound."""
         status = os.fstat(self._fd)
         if not status.st_nlink and (
-            not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
+            not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS_LEASE).startswith(UNLOCKED)
         ):
             raise RegionGoneError("the request's region was removed by its owner")
+        # A file that shrinks after this check kills this process by SIGBUS; sealed memory cannot shrink.
         if status.st_size < self._byte_size or status.st_blocks < self._block_count:
             raise RegionRefusedError(
                 "the request's region",

@@ -79,7 +79,7 @@ class Registry:
                 try:
                     region.segment.check(0, field)
                 except (RegionGoneError, RegionRefusedError):
-                    self.unregister(name)
+                    self.free_name(name)
                     return None
             return region
 
@@ -100,7 +100,7 @@ class Registry:
                 self.slots[address] = slot
             return slot
 
-    def unregister(self, name: str) -> None:
+    def free_name(self, name: str) -> None:
         """Free a name. The region is unmapped when it has no name and no use left. A free name is fine."""
         with self._lock:
             region = self.names.pop(name, None)
@@ -116,10 +116,10 @@ class Registry:
                 if not alike:
                     del self._by_object[region.segment.identity]
 
-    def unregister_all(self) -> None:
+    def free_all_names(self) -> None:
         with self._lock:
             for name in list(self.names):
-                self.unregister(name)
+                self.free_name(name)
 
     def mapped(self) -> tuple[int, int]:
         with self._lock:
@@ -140,7 +140,7 @@ class Registry:
         """Free every name of a region."""
         with self._lock:
             for name in list(region.names):
-                self.unregister(name)
+                self.free_name(name)
 
     def drop_abandoned(self) -> None:
         """Free the names of regions whose owners have unlinked them or have died."""

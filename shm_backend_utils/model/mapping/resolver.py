@@ -48,7 +48,7 @@ class FurtherRegions:
         if isinstance(claim, LentRegionClaim):
             assert mapped.managed is not None
             self.borrowed.append(policy.borrow_slot(mapped.managed, claim.slot))
-        elif isinstance(claim, CudaRegionClaim) and _is_temporary(claim):
+        elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
             assert isinstance(mapped.segment, CudaMapping)
             self.passing.append(mapped.segment)
 
@@ -77,7 +77,7 @@ def _check_lender(own: Slot | None) -> None:
     # A living lender holds its slots until it gets the answer or gives up. To give up, it first raises its generation.
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
-    if own.region.managed is None or own.region.managed.is_orphaned:
+    if own.region.managed is None or own.region.managed.is_owner_gone:
         raise StaleRequestError("the model that lent its client's memory to this one is gone")
 
 
@@ -156,7 +156,7 @@ class NamedRegions:
             registered = {_name_of(each) for each in current.values()}
             for name in mapped:
                 if name not in registered:
-                    self._registry.unregister(name)
+                    self._registry.free_name(name)
 
     def close(self) -> None:
         """Forget all names and close the connection. The registry keeps the mappings."""
@@ -220,9 +220,9 @@ class Resolver:
                     mapped, memory = self._named.open(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
                     fence = None if claim.fence is None else _fence_of(table, claim.fence, own, found)
-                    mapped, memory = self._device(claim, fence, field)
+                    mapped, memory = self._exported(claim, fence, field)
                 elif isinstance(claim, CudaDescriptorClaim):
-                    mapped, memory = self._shared(claim, _fence_of(table, claim.fence, own, found)[0], field)
+                    mapped, memory = self._handed_over(claim, _fence_of(table, claim.fence, own, found)[0], field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -254,7 +254,7 @@ class Resolver:
             sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
             sweeper.stop(_MOST_S)  # it may wait for the server
-        self.registry.unregister_all()
+        self.registry.free_all_names()
         self._named.close()
         collect_all(self._cuda)
 
@@ -273,7 +273,7 @@ class Resolver:
             raise TableError(f"{field}.byte_size", str(claim.byte_size), str(region.header.byte_size))
         return mapped, mapped.memory
 
-    def _device(
+    def _exported(
         self, claim: CudaRegionClaim, fence: tuple[MappedRegion, int] | None, field: str
     ) -> tuple[MappedRegion, Memory]:
         region, slot = (None, 0) if fence is None else fence
@@ -283,14 +283,14 @@ class Resolver:
             held = None if managed is None else (managed, slot)
             return MappedRegion(policy.open_cuda(claim, held, self._config, self._cuda, field), region)
 
-        if _is_temporary(claim):
+        if _is_passing(claim):
             mapped = self.registry.hold(open_it)
         else:
             mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, field)
             mapped.segment.check(claim.byte_size, field)
         return mapped, mapped.memory.part(0, claim.byte_size)
 
-    def _shared(self, claim: CudaDescriptorClaim, fence: MappedRegion, field: str) -> tuple[MappedRegion, Memory]:
+    def _handed_over(self, claim: CudaDescriptorClaim, fence: MappedRegion, field: str) -> tuple[MappedRegion, Memory]:
         managed = fence.managed
         if managed is None:
             raise TableError(f"{field}.fence", str(claim.fence), "a managed region")
@@ -320,7 +320,7 @@ class Resolver:
         return _COLLECT_INTERVAL_S if self._cuda.has_retired else max(self._next_sweep - time.monotonic(), 0)
 
 
-def _is_temporary(claim: CudaRegionClaim) -> bool:
+def _is_passing(claim: CudaRegionClaim) -> bool:
     """Return whether to unmap memory before the answer: it is lent until then, or no fence shows its owner's end."""
     return claim.is_for_one_request or claim.fence is None
 

@@ -90,14 +90,14 @@ class BatchCall:
         item_shape = tuple(map(index, item_shape))
         if len(self.calls) == 1:
             return self.calls[0].output(name, (self.size, *item_shape), dtype)
-        kind = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
         whole: TensorView | None = None
         pairs = [(call, (len(rows), *item_shape)) for call, rows in zip(self.calls, self.rows, strict=True)]
-        row = check_output(self.calls[0].spec, name, kind, pairs[0][1])
-        rooms = [] if row is BYTES else [each for call, shape in pairs if (each := call.room_for(name, row, shape))]
+        kind = check_output(self.calls[0].spec, name, numpy_dtype, pairs[0][1])
+        rooms = [] if kind is BYTES else [each for call, shape in pairs if (each := call.room_for(name, kind, shape))]
         if len(rooms) == len(pairs):
-            whole = _as_one(name, rooms, row, (self.size, *item_shape), writable=True)
-        parts = [call.output(name, shape, kind) for call, shape in pairs]
+            whole = _as_one(name, rooms, kind, (self.size, *item_shape), writable=True)
+        parts = [call.output(name, shape, numpy_dtype) for call, shape in pairs]
         if whole is None:
             whole = self._gathering.room(parts, self._device_uses())
             self._scattered[name] = whole, parts

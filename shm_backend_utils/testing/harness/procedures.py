@@ -257,12 +257,12 @@ def stream_infer(server: EmulatedServer, message: Any, timeout_s: float) -> Iter
 def _model_metadata(server: EmulatedServer, message: Any) -> Any:
     model = server.model(message.name, message.version)
     config = model.config
-    message = service_pb2.ModelMetadataResponse(name=model.name, versions=[model.version], platform=config.backend)
+    answer = service_pb2.ModelMetadataResponse(name=model.name, versions=[model.version], platform=config.backend)
     batch = [-1] if config.max_batch_size > 0 else []
-    for tensors, into in ((config.input, message.inputs), (config.output, message.outputs)):
+    for tensors, into in ((config.input, answer.inputs), (config.output, answer.outputs)):
         for tensor in tensors:
             into.add(name=tensor.name, datatype=datatype_of(tensor), shape=[*batch, *tensor.dims])
-    return message
+    return answer
 
 
 def _model_statistics(server: EmulatedServer, message: Any) -> Any:
@@ -273,15 +273,15 @@ def _model_statistics(server: EmulatedServer, message: Any) -> Any:
             models = [server.model(message.name, message.version)]
         except ServerError:
             raise ServerError(f"requested model '{message.name}' is not available") from None
-    message = [model.statistics.message(model.name, model.version) for model in models]
-    return service_pb2.ModelStatisticsResponse(model_stats=message)
+    statistics = [model.statistics.message(model.name, model.version) for model in models]
+    return service_pb2.ModelStatisticsResponse(model_stats=statistics)
 
 
 def _repository_index(server: EmulatedServer, message: Any) -> Any:
-    message = service_pb2.RepositoryIndexResponse()
+    answer = service_pb2.RepositoryIndexResponse()
     for model in server.models():
-        message.models.add(name=model.name, version=model.version, state="READY")
-    return message
+        answer.models.add(name=model.name, version=model.version, state="READY")
+    return answer
 
 
 def _load(server: EmulatedServer, message: Any) -> Any:
@@ -307,11 +307,11 @@ def _unregister(server: EmulatedServer, message: Any) -> Any:
 
 
 def _status(server: EmulatedServer, message: Any) -> Any:
-    message = service_pb2.SystemSharedMemoryStatusResponse()
+    answer = service_pb2.SystemSharedMemoryStatusResponse()
     for name, key, offset, byte_size, _ in server.regions.find(message.name):
-        region = message.regions[name]
+        region = answer.regions[name]
         region.name, region.key, region.offset, region.byte_size = name, key, offset, byte_size
-    return message
+    return answer
 
 
 def _cuda_register(server: EmulatedServer, message: Any) -> Any:

@@ -288,7 +288,7 @@ def test_a_managed_region_is_pinned_once(cuda: PinningCuda, model: Resolver, reg
 
 def test_a_region_is_unpinned_after_its_use(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
     use = mapped(model, region)
-    model.registry.unregister_all()
+    model.registry.free_all_names()
     assert attributes_of(use).memory_type is MemoryType.CPU_PINNED
     assert pinned(cuda) == 1
     del use
@@ -306,7 +306,7 @@ def test_a_region_without_room_is_not_pinned(cuda: PinningCuda, warnings: list[s
 def test_what_stays_pinned_is_unmapped_all_the_same(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
     mapped(model, region)
     DRIVER.fail_next("cuMemHostUnregister", "CUDA_ERROR_UNKNOWN", process=MODEL)
-    model.registry.unregister_all()
+    model.registry.free_all_names()
     unpin(cuda)
     assert Path("/proc/self/maps").read_text().count(f" {region.segment.identity[1]} ") == 1  # the client's
     ((address, _),) = cuda.pins
@@ -339,7 +339,7 @@ def test_what_cannot_be_pinned_is_warned_of_once(cuda: PinningCuda, model: Resol
         kinds = [attributes_of(mapped(model, region)).memory_type for region in regions]
         assert kinds == [MemoryType.CPU, MemoryType.CPU, MemoryType.CPU_PINNED]
         assert len(warnings) == 1
-        model.registry.unregister_all()
+        model.registry.free_all_names()
         assert pinned(cuda) == 0
 
 

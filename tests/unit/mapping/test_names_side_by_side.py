@@ -58,7 +58,7 @@ def regions(registered: Registered) -> Iterator[NamedRegions]:
     registry = Registry()
     with closing(NamedRegions(Config(), registry)) as regions:
         yield regions
-    registry.unregister_all()
+    registry.free_all_names()
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_uses_that_begin_and_end_side_by_side_are_all_counted() -> None:
 
     side_by_side(*[partial(work, mapped)] * 8)
     assert mapped.use_count == 0
-    registry.unregister_all()
+    registry.free_all_names()
     del mapped
     region.segment.unlink()
     region.close()

@@ -249,7 +249,7 @@ def test_broken_claims_leave_nothing_mapped(calls: Calls, claimed: dict[str, Any
         assert client.is_over(0) or response.error() is not None
         resolver = session._open_context().resolver
         if not (claims and all(map(is_passing, claims))):
-            resolver.registry.unregister_all()  # what is fenced stays mapped, and is none of what is looked for here
+            resolver.registry.free_all_names()  # what is fenced stays mapped, and is none of what is looked for here
             collect_all(resolver._cuda)
         assert left_of(MODEL) == NOTHING
         assert client.host.is_free(0), "what was lent is still borrowed"
