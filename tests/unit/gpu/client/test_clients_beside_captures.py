@@ -1,7 +1,8 @@
-"""A client beside graph captures of its process: what names its streams ends none, and the rest is refused."""
+"""A client beside graph captures of its process, which it ends only if it names no stream; the calls that it makes."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,8 @@ from tests.unit.gpu.client.conftest import (
     tensor_of,
     wait_until,
 )
-from tests.unit.gpu.client.gpu_server import GpuServer
-from tests.unit.gpu.fakes import DRIVER, MODES, captured, captured_elsewhere, held_back, stream_on
+from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
+from tests.unit.gpu.fakes import DRIVER, MODES, captured, captured_elsewhere, held_back, recorded_calls, stream_on
 
 REFUSED = "this call names no stream, .* name the call's streams by cuda_stream, or capture no graph meanwhile"
 
@@ -87,18 +88,14 @@ def test_a_call_without_streams_is_refused_and_the_capture_goes_on(
     server: GpuServer, client: ShmClient, runtime: CudaRuntime, call: Callable[[ShmClient], Any], is_old: bool
 ) -> None:
     runtime._version = 12040 if is_old else runtime._version
-    blocking = blocking_stream()
+    bindings = DRIVER.bindings()
+    with bindings.context(0):
+        blocking = int(bindings.cuStreamCreate(0)[1])
     with captured(blocking), pytest.raises(CallerError, match=REFUSED):
         call(client)
     assert server.orders == []
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
     runtime.destroy_stream(blocking, 0)
-
-
-def blocking_stream() -> int:
-    bindings = DRIVER.bindings()
-    with bindings.context(0):
-        return int(bindings.cuStreamCreate(0)[1])
 
 
 def test_if_the_driver_refuses_the_call_the_reason_is_the_same(client: ShmClient) -> None:
@@ -130,3 +127,39 @@ def test_a_stream_of_another_call_that_is_captured_now_does_not_matter(
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=own).release()
     with captured(own.handle):
         np.testing.assert_array_equal(doubled(client, X, cuda_stream=stream), 2 * X)
+
+
+RELAXED = "cuThreadExchangeStreamCaptureMode"
+COMES_AFTER = (
+    *("cuCtxPushCurrent", "cuStreamGetCtx", "cuStreamIsCapturing", "cuEventRecord"),
+    *(RELAXED, "cuEventQuery", RELAXED, "cuCtxPopCurrent"),
+)
+"""The request comes after the work on the named stream, which the host waits for."""
+LETS_WAIT = ("cuCtxPushCurrent", "cuStreamIsCapturing", "cuStreamWaitValue64", "cuCtxPopCurrent")
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["after the GPU", "SHM_GPU_EVENTS"])
+def test_a_prepared_call_on_a_named_stream(
+    server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, is_early: bool
+) -> None:
+    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
+    server.answers_early = is_early
+    with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU) as call:
+        for _ in range(3):
+            works = held_back(server.own_stream, PROCESS) if is_early else contextlib.nullcontext()
+            with works, recorded_calls(runtime) as calls:
+                call.infer(cuda_stream=stream).release()
+            runtime.synchronize_stream(stream, 0)
+    assert calls == [*COMES_AFTER, *(LETS_WAIT if is_early else ())]
+
+
+@pytest.mark.parametrize(("is_lent", "most"), [(True, 29), (False, 24)])
+def test_a_tensor_of_the_users(
+    server: GpuServer, runtime: CudaRuntime, stream: int, cuda: CudaAccess, is_lent: bool, most: int
+) -> None:
+    x = tensor_of(X)
+    with gpu_client(server, cuda, lend_bytes=0 if is_lent else 2**30) as client:
+        for _ in range(3):
+            with recorded_calls(runtime) as calls:
+                client.infer("m", {"IN0": x}, outputs=ON_GPU, cuda_stream=stream).release()
+    assert len(calls) <= most, " ".join(calls)

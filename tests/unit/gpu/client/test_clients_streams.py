@@ -40,7 +40,7 @@ from tests.unit.gpu.client.conftest import (
     tensor_of,
     wait_until,
 )
-from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
+from tests.unit.gpu.client.gpu_server import GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, in_another_thread, stream_on
 
 LATE_S = 0.1
@@ -68,20 +68,16 @@ def event(runtime: CudaRuntime) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", ["device", "pool"], ids=["lent", "copied"])
-@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("named", ["stream", "event", "nothing"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_late_work_is_waited_for(server: GpuServer, client: ShmClient, stream: int, kind: str, is_named: bool) -> None:
+def test_late_work_is_waited_for(
+    server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, event: Any, kind: str, named: str
+) -> None:
     x = written_late(stream, kind=kind)
-    named = SimpleNamespace(__cuda_stream__=lambda: (0, stream)) if is_named else None
-    np.testing.assert_array_equal(doubled(client, x, cuda_stream=named), 2 * X)
-    np.testing.assert_array_equal(server.inputs["IN0"], X)
-
-
-def test_events_are_named(server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, event: Any) -> None:
-    x = written_late(stream)
     with runtime.on(0):
         runtime.record(event.ptr, stream)
-    client.infer("m", {"IN0": x}, outputs=ON_HOST, cuda_stream=event)
+    by = {"stream": SimpleNamespace(__cuda_stream__=lambda: (0, stream)), "event": event, "nothing": None}[named]
+    np.testing.assert_array_equal(doubled(client, x, cuda_stream=by), 2 * X)
     np.testing.assert_array_equal(server.inputs["IN0"], X)
 
 
@@ -108,12 +104,6 @@ def test_a_result_is_read_first(client: ShmClient, runtime: CudaRuntime, stream:
     np.testing.assert_array_equal(read[0], 2 * X)
 
 
-def test_the_same_stream_waits_for_nothing_else(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
-    with stream_on(runtime) as busy, held_back(busy, process=0):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream, timeout_s=2).release()
-
-
 @pytest.mark.parametrize("stream", ["fast", -5], ids=str)
 def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, stream: object) -> None:
     with pytest.raises(CallerError, match=r"stream|expected"):
@@ -130,38 +120,11 @@ def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClien
     np.testing.assert_array_equal(doubled(client, x, cuda_stream=stream), 2 * X)
 
 
-def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
-    server.answers_early, read = True, []
-    with held_back(server.own_stream, process=PROCESS):
-        result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
-        address = address_of(result)
-        DRIVER.launch(stream, lambda: read.append(now(address).copy()))
-        assert read == []
-    runtime.synchronize_stream(stream, 0)
-    np.testing.assert_array_equal(read[0], 2 * X)
-    result.release()
-
-
 def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
     result = client.submit("m", {"IN0": 3 * X}, outputs=ON_GPU, cuda_stream=2).result()
     np.testing.assert_array_equal(now(address_of(result)), 6 * X)
-
-
-def test_memory_is_not_used_while_a_model_works(server: GpuServer, client: ShmClient, stream: int) -> None:
-    server.answers_early, server.work_s = True, 0.3
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
-    server.work_s = 0.0
-    np.testing.assert_array_equal(doubled(client, 5 * X), 10 * X)
-
-
-def test_a_closed_call_takes_no_stream(client: ShmClient, stream: int) -> None:
-    call = client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU)
-    call.close()
-    with pytest.raises(ClosedError):
-        call.inputs_ready(stream)
 
 
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])
@@ -186,6 +149,9 @@ def test_names_are_for_one_request(server: GpuServer, client: ShmClient, runtime
         put_late(stream, functools.partial(np.copyto, x.peek(), 3 * X))
         call.infer()
         np.testing.assert_array_equal(server.inputs["IN0"], 3 * X)
+        call.close()
+        with pytest.raises(ClosedError):
+            call.inputs_ready(idle)
 
 
 class Wrapped:

@@ -99,34 +99,19 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     asyncio.run(check_that_the_loop_goes_on(server, cuda, call, stream, process=0))
 
 
-def test_a_models_gpu_that_is_late_has_the_call_end_in_time(server: GpuServer, client: ShmClient) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
-    server.answers_early = True
-    late = "a model's GPU was still at work in its memory"
-    with held_back(server.own_stream, PROCESS), pytest.raises(DeadlineExceededError, match=late):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=0.1)
-    np.testing.assert_array_equal(doubled(client, 3 * X), 6 * X)
-
-
-def test_memory_of_a_model_that_died_is_not_used_again(server: GpuServer, client: ShmClient) -> None:
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_memory_of_a_model_that_died_is_neither_waited_for_nor_used_again(
+    server: GpuServer, client: ShmClient, has_answered: bool
+) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     (left,) = server.claims
-    server.dies, server.work_s = True, LATE_S
-    with pytest.raises(InferenceError, match="not healthy"):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU)
-    server.dies, server.work_s = False, 0.0
+    server.answers_early, server.dies, server.work_s = has_answered, not has_answered, LATE_S
+    server.after = lambda _: server.die()
+    with pytest.raises((PeerError, InferenceError), match=DIED if has_answered else "not healthy"):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=20)
+    server.answers_early, server.dies, server.work_s, server.after = False, False, 0.0, lambda _: None
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
     assert server.claims[0] != left
-
-
-def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer, client: ShmClient) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
-    server.answers_early, server.work_s = True, LATE_S
-    server.after = lambda _: server.die()
-    with pytest.raises(PeerError, match=DIED):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=20)
-    server.after, server.answers_early, server.work_s = (lambda _: None), False, 0.0
-    np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
