@@ -292,17 +292,6 @@ def test_claims_of_one_memory_may_differ(model: Model, allocation: CudaAllocatio
         assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).memory.byte_size == byte_size
 
 
-def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, allocation: CudaAllocation) -> None:
-    claim = claim_of_allocation(allocation, fence=None)
-    for _ in range(2):
-        in_use = model.resolver.open_further(Table({}, {}, (claim,)), None)
-        model.resolver.sweep()
-        assert left_of(MODEL).opened == 1
-        in_use.unmap_passing()
-        in_use.release()
-        assert left_of(MODEL) == NOTHING
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

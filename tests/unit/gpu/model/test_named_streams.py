@@ -58,18 +58,6 @@ def test_an_array_is_given_as_it_is_when_the_work_on_it_is_done(calls: Calls, wa
     assert calls.client.output() == [7] * 4
 
 
-def test_what_is_on_other_streams_is_not_waited_for(calls: Calls, other: int) -> None:
-    def infer(call: Call) -> None:
-        call.ready_on(calls.stream)
-        y = array_on(calls.cuda, [0] * 4)
-        fill(calls.stream, y)
-        call.put("Y", y)
-
-    with held_back(other):
-        calls.serve(infer, {"Y": DEVICE})
-        assert calls.client.output() == [7] * 4
-
-
 def test_a_gpu_on_which_none_is_named_is_waited_for_as_a_whole(calls: Calls, on_other_gpu: int) -> None:
     def infer(call: Call) -> None:
         call.ready_on(calls.stream)

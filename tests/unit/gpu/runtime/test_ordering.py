@@ -83,12 +83,9 @@ def streams(gpu: CudaRuntime) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("delay", [0, 0.005])
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_stream_that_is_named_comes_first(begin: Begin, streams: list[int], device: int, delay: float) -> None:
+def test_a_stream_that_is_named_comes_first_alone(begin: Begin, streams: list[int], device: int, delay: float) -> None:
     DRIVER.delay(delay)
     begin(streams[0], 0).comes_before([NamedStream(streams[0])], device, streams[2 * device + 1])
-
-
-def test_streams_that_are_not_named_do_not(begin: Begin, streams: list[int]) -> None:
     begin(streams[0], 0).is_not_waited_for([NamedStream(streams[2])], 0, streams[1])
 
 
