@@ -99,13 +99,10 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     path.unlink()
 
 
-def test_a_segment_with_the_holes_that_it_had_passes_its_check(segment: SystemSegment) -> None:
+@pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
+def test_a_segment_may_have_the_holes_that_it_had_and_no_other(segment: SystemSegment, punched: int) -> None:
     segment.check(PAGE, "regions[0]")
     assert segment.space == 3 * PAGE
-
-
-@pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
-def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSegment, punched: int) -> None:
     punch_hole(path_of(segment).name, punched, PAGE)
     with pytest.raises(RegionRefusedError, match=f"it had memory for {3 * PAGE} bytes, and now has holes"):
         segment.check(PAGE, "regions[0]")
