@@ -157,8 +157,6 @@ def test_a_socket_that_lingers_holds_nobody_up(before: int, registry: HandoverRe
 
 NOBODY = 65534
 GROUP = 4242
-OTHER_GROUP = 4343
-
 # Asks as another user. It reads the region to show that it has it.
 ASKING = """
 import os, sys
@@ -192,28 +190,25 @@ def asked_by(region: Region, user_id: int, group_id: int = NOBODY, further: int 
 
 
 @as_another_user
-def test_another_user_gets_nothing_and_is_not_even_heard(registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    assert asked_by(region, NOBODY) == "broken off"
-    assert asked_by(region, 0) == CONTENT.decode()
-
-
-@as_another_user
-def test_another_user_gets_what_is_everybodys_and_nothing_else(registry: HandoverRegistry) -> None:
-    private, public = Region(registry), Region(registry, Access(0o666))
-    assert asked_by(public, NOBODY) == CONTENT.decode()
-    assert asked_by(private, NOBODY) == "refused"
-
-
-@as_another_user
 @pytest.mark.parametrize(
-    ("group_id", "further", "answer"),
-    [(GROUP, NOBODY, CONTENT.decode()), (NOBODY, GROUP, CONTENT.decode()), (OTHER_GROUP, OTHER_GROUP, "broken off")],
-    ids=["of the group", "of the group among others", "of another group"],
+    ("access", "asking", "answer"),
+    [
+        (PRIVATE, (NOBODY,), "broken off"),  # not even heard
+        (PRIVATE, (0,), CONTENT.decode()),
+        (Access(0o666), (NOBODY,), CONTENT.decode()),
+        (Access(0o660, GROUP), (NOBODY, GROUP), CONTENT.decode()),
+        (Access(0o660, GROUP), (NOBODY, NOBODY, GROUP), CONTENT.decode()),  # of the group among others
+        (Access(0o660, GROUP), (NOBODY, GROUP + 1, GROUP + 1), "broken off"),
+    ],
 )
-def test_whom_the_group_admits(group_id: int, further: int, answer: str, registry: HandoverRegistry) -> None:
-    region = Region(registry, Access(0o660, GROUP))
-    assert asked_by(region, NOBODY, group_id, further) == answer
+def test_who_is_given_what(access: Access, asking: tuple[int, ...], answer: str, registry: HandoverRegistry) -> None:
+    assert asked_by(Region(registry, access), *asking) == answer
+
+
+@as_another_user
+def test_who_is_given_something_is_given_nothing_else(registry: HandoverRegistry) -> None:
+    private, _ = Region(registry), Region(registry, Access(0o666))
+    assert asked_by(private, NOBODY) == "refused"
 
 
 def test_who_is_at_the_other_end() -> None:

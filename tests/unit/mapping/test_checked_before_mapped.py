@@ -165,13 +165,9 @@ def test_a_managed_region_is_mapped_as_far_as_its_header_says(path: Path) -> Non
 def test_of_a_registered_file_with_holes_the_registered_part_gets_memory(path: Path) -> None:
     os.truncate(path, 0)
     os.truncate(path, 10 * SIZE)
-    policy.open_registered(Registration(f"/{path.name}", SIZE, 2 * SIZE), Config(), FIELD, any_size).close()
-    assert path.stat().st_blocks * 512 == 2 * SIZE
-    assert path.stat().st_size == 10 * SIZE
-
-
-def test_a_registered_file_of_no_bytes_in_the_middle_of_another_opens(path: Path) -> None:
-    policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD, any_size).close()
+    for offset, byte_size in ((SIZE, 2 * SIZE), (PAGE, 0)):
+        policy.open_registered(Registration(f"/{path.name}", offset, byte_size), Config(), FIELD, any_size).close()
+        assert (path.stat().st_blocks * 512, path.stat().st_size) == (2 * SIZE, 10 * SIZE)
 
 
 def test_more_holes_than_free_space_are_the_machines_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

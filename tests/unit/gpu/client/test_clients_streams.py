@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import dtypes
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import on_gpus
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
-from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.protocol.claims import CudaRegionClaim
-from shm_backend_utils.protocol.handover import parse_sealed_key
-from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
-from tests.unit.fake_server import Order, config
+from tests.unit.fake_server import config
 from tests.unit.fake_wires import async_client_of
 from tests.unit.gpu.client.conftest import (
     ON_GPU,
@@ -219,17 +215,6 @@ def test_a_copy_of_a_result_holds_no_memory_of_the_slot(client: ShmClient) -> No
     np.testing.assert_array_equal(copied.to_host(), 2 * X)
 
 
-@pytest.mark.parametrize(("name", "is_lent"), [("BOOL", True), ("BF16", True), ("INT64", False)])
-def test_every_data_type_passes(server: GpuServer, cuda: CudaAccess, name: str, is_lent: bool) -> None:
-    dtype = dtypes.BY_NAME[name]
-    server.configs["typed"] = config("typed", dtype=f"TYPE_{name}")
-    values = np.arange(64, dtype=np.uint8).view(dtype.numpy) if name != "BOOL" else np.arange(64) % 2 == 0
-    place = (values.shape, dtype.numpy, "cuda:0")
-    with gpu_client(server, cuda, lend_bytes=0 if is_lent else 2**30) as client:
-        client.infer("typed", {"IN0": tensor_of(values)}, outputs={"OUT0": place})
-        assert server.inputs["IN0"].tobytes() == values.tobytes()
-
-
 def test_a_learned_size_without_room_is_given_up(server: GpuServer, cuda: CudaAccess) -> None:
     with gpu_client(server, cuda, max_bytes=2**22) as client:
         core: Any = client._core
@@ -294,19 +279,6 @@ def test_a_second_try_uses_memory_of_ours(server: GpuServer, client: ShmClient, 
     np.testing.assert_array_equal(doubled(client, tensor_of(X, kind=kind)), 2 * X)
     assert not any(isinstance(claim, CudaRegionClaim) and claim.is_for_one_request for claim in server.claims)
     assert not refusals
-
-
-def test_a_model_that_cannot_import_descriptors_gets_memory_by_cuda_ipc(server: GpuServer, client: ShmClient) -> None:
-    def import_it(order: Order) -> None:
-        if parse_sealed_key(parse_address(order.parameters[SLOT_PARAMETER]).key):
-            raise InferenceError(f"shm:refused: regions[1] refused: {CudaError('importing', 'CUDA_ERROR_UNKNOWN')}")
-
-    server.before = import_it
-    for _ in range(2):
-        with client.infer("m", {"IN0": X}, outputs=ON_GPU) as result:
-            np.testing.assert_array_equal(on_host(result), 2 * X)
-            assert result.path == "direct"
-        assert [type(claim) for claim in server.claims] == [CudaRegionClaim]
 
 
 def test_tasks_have_streams_and_libraries_too(server: GpuServer, cuda: CudaAccess, stream: int) -> None:

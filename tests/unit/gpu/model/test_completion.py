@@ -22,27 +22,8 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.spans import OutputSpan
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
-from tests.unit.gpu.fakes import (
-    DRIVER,
-    MODEL,
-    PATIENCE_S,
-    array_on,
-    collect_all,
-    held_back,
-    kernel,
-    stream_on,
-    wait_until,
-)
-from tests.unit.gpu.model.conftest import (
-    DEVICE,
-    HOST,
-    LONG_NAME,
-    LONG_SHAPE,
-    SHORTER_NAME,
-    Calls,
-    Client,
-    calls_of,
-)
+from tests.unit.gpu.fakes import DRIVER, MODEL, array_on, collect_all, held_back, kernel, stream_on, wait_until
+from tests.unit.gpu.model.conftest import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Calls, Client, calls_of
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 LONG = ("WIDE", SHORTER_NAME, LONG_NAME)
@@ -351,4 +332,4 @@ def test_memory_stays_mapped_although_the_session(early_calls: Calls, let_go: Ca
         letting_go.join(0.3)  # it may wait for the GPU, or come back to it later
         assert has_users(region.segment.fileno()), "the client would free what the GPU writes to"
         finish.set()
-        letting_go.join(PATIENCE_S)
+        letting_go.join(20)

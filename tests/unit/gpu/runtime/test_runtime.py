@@ -139,16 +139,6 @@ def test_cuda_is_loaded_when_it_is_needed_and_once(gpu: CudaRuntime) -> None:
     assert access.runtime is gpu
 
 
-WITHOUT = {
-    "the driver": """
-def not_found(*_):
-    raise RuntimeError("cuda is an NVIDIA driver library and can only be found via system search")
-
-import cuda.bindings.driver
-sys.modules["cuda.bindings"].driver = type("Driver", (), {"cuInit": not_found})
-""",
-    "the bindings": 'sys.modules["cuda.bindings"] = None',
-}
 LOADING = """
 import sys
 from shm_backend_utils.errors import MachineError
@@ -161,6 +151,18 @@ try:
 except MachineError as error:
     print(error)
 """
+
+
+WITHOUT = {
+    "the driver": """
+def not_found(*_):
+    raise RuntimeError("cuda is an NVIDIA driver library and can only be found via system search")
+
+import cuda.bindings.driver
+sys.modules["cuda.bindings"].driver = type("Driver", (), {"cuInit": not_found})
+""",
+    "the bindings": 'sys.modules["cuda.bindings"] = None',
+}
 
 
 @pytest.mark.parametrize(
