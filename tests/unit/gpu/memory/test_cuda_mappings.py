@@ -302,18 +302,16 @@ def write(gpu: CudaRuntime, region: ManagedRegion, slot: int, value: int, device
 
 
 def test_streams_of_every_gpu_write_completed_of_every_slot(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: PinnedRecords.of(gpu, three_slots).completed(0, 0), range(40)))
+    assert (len(set(found)), pinned()) == (1, 1)
+    before = DRIVER.count("cuMemHostRegister")
     for slot in range(SLOTS):
         for device in range(2):
             write(gpu, three_slots, slot, 10 * slot + device, device)
             assert three_slots.record(slot).completed == 10 * slot + device
     assert [three_slots.record(slot).started for slot in range(SLOTS)] == [0] * SLOTS
-    assert (DRIVER.count("cuMemHostRegister"), pinned()) == (2, 1)  # the second finds the memory registered
-
-
-def test_threads_register_once(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: PinnedRecords.of(gpu, three_slots).completed(0, 0), range(40)))
-    assert (len(set(found)), pinned()) == (1, 1)
+    assert (DRIVER.count("cuMemHostRegister"), pinned()) == (before + 1, 1)  # the second GPU finds it registered
 
 
 def test_memory_that_somebody_else_has_registered_stays_so(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
