@@ -298,12 +298,12 @@ def test_one_that_cannot_be_closed_is_in_nobodys_way() -> None:
 
 
 def test_the_thread_ends_when_there_is_nothing_to_do_and_the_next_one_has_a_thread_again() -> None:
-    closer = Closer()
+    closer, before = Closer(), closers()
     for _ in range(2):
         what = an_open_one()
         closer.close(what)
         assert settles(lambda: what.fileno() == -1)  # noqa: B023
-        assert settles(lambda: closers() == 0)
+        assert settles(lambda: closers() <= before)
 
 
 def test_without_a_thread_all_waits_until_one_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.model import ShmSession
@@ -79,6 +79,15 @@ def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(
     refusal = f"shm:refused: the request's region refused: its {size} bytes are not there any more: "
     assert answer(session, client) == f"{refusal}it was truncated, or has holes"
     assert client.is_free()
+
+
+@pytest.mark.parametrize("kind", RegionKind)
+def test_a_region_that_its_owner_has_removed_is_served_no_more(session: ShmSession, kind: RegionKind) -> None:
+    client = Client(kind=kind)
+    assert answer(session, client) == ""
+    client.region.segment.unlink()
+    assert answer(session, client).startswith("shm:gone: ")
+    client.close()
 
 
 def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too() -> None:
