@@ -16,7 +16,7 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, Result, ShmClient
-from shm_backend_utils.errors import PeerError, SlotInDoubtError
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
@@ -126,16 +126,6 @@ def test_a_prepared_call_waits_for_the_models_gpu(server: GpuServer, client: Shm
                     call.infer(timeout_s=0.1)
             assert len(server.orders) == 1
         call.infer().release()
-
-
-def test_a_prepared_call_waits_for_its_last_request(server: GpuServer, client: ShmClient) -> None:
-    with client.prepare("m", {"IN0": tensor_of(X)}, outputs=ON_GPU) as call:
-        with server.at_work_on_the_next():
-            with pytest.raises(DeadlineExceededError):
-                call.infer(timeout_s=1)
-            with pytest.raises(SlotInDoubtError):
-                call.infer(timeout_s=1)
-        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
 
 
 @pytest.mark.parametrize(
