@@ -78,9 +78,7 @@ def test_an_unregistered_region_is_so_again(
     assert (counts(ours) - before).tolist() == [1, 1]
 
 
-def test_so_is_a_prepared_one(
-    ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
-) -> None:
+def test_a_prepared_one_too(ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]) -> None:
     with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="triton-shm") as call:
         call.infer().release()
         before = counts(ours)

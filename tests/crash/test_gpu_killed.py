@@ -104,9 +104,7 @@ def test_the_model_and_the_next_client_leave_nothing(triton_server: EmbeddedServ
 
 
 @pytest.mark.parametrize("region", ["system", "sealed"])
-def test_a_model_at_work_closes_the_memory_at_its_end(
-    triton_server: EmbeddedServer, gate: Gate, before: Told, region: str
-) -> None:
+def test_a_model_at_work_closes_it_later(triton_server: EmbeddedServer, gate: Gate, before: Told, region: str) -> None:
     with victim_of(triton_server, gate, True, region=region) as victim:
         pass
     with ShmClient(triton_server.grpc_url):
@@ -118,9 +116,7 @@ def test_a_model_at_work_closes_the_memory_at_its_end(
 
 
 @pytest.mark.parametrize("is_model_at_work", [True, False], ids=["during the request", "while the model keeps it"])
-def test_a_lender_may_be_killed(
-    triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool
-) -> None:
+def test_lenders_may_be_killed(triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool) -> None:
     url = triton_server.grpc_url
     with victim_of(triton_server, gate, is_model_at_work, LENDER, "keep"):
         if not is_model_at_work:  # at the gate, the model answers nobody

@@ -293,9 +293,7 @@ def words(cuda: Any) -> Iterator[npt.NDArray[np.uint64]]:
     done(cuda.cuMemHostUnregister(page.ctypes.data))
 
 
-def test_a_stream_writes_a_word_and_another_waits_for_it_in_order(
-    cuda: Any, stream: Any, words: npt.NDArray[np.uint64]
-) -> None:
+def test_a_stream_writes_a_word_and_another_waits_for_it(cuda: Any, stream: Any, words: npt.NDArray[np.uint64]) -> None:
     order: list[str] = []
     writer, address, gate = done(cuda.cuStreamCreate(NON_BLOCKING)), words.ctypes.data, threading.Event()
     done(cuda.cuStreamWaitValue64(stream, address, 7, 0))
@@ -318,9 +316,7 @@ def test_a_stream_writes_a_word_and_another_waits_for_it_in_order(
 
 
 @pytest.mark.parametrize("name", ["cuStreamWriteValue64", "cuStreamWaitValue64"])
-def test_words_lie_in_registered_memory_or_on_a_device(
-    cuda: Any, stream: Any, words: npt.NDArray[np.uint64], name: str
-) -> None:
+def test_words_lie_in_registered_memory(cuda: Any, stream: Any, words: npt.NDArray[np.uint64], name: str) -> None:
     call, pageable, device = getattr(cuda, name), np.zeros(512, np.uint64), done(cuda.cuMemAlloc(8))
     for address in (pageable.ctypes.data, words.ctypes.data + 4, words.ctypes.data + 4096):
         assert name_of(call(stream, address, 0, 0)) == "INVALID_VALUE"

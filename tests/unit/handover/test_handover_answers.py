@@ -65,9 +65,7 @@ def right(key: SealedKey) -> bytes:
         *(lambda key: right(key) + b"\0", lambda key: right(key) + bytes(8), lambda key: right(key)[:-1]),
     ],
 )
-def test_a_wrong_question_is_refused_in_the_same_words(
-    wrong: Callable[[SealedKey], bytes], registry: HandoverRegistry
-) -> None:
+def test_a_wrong_question_is_refused(wrong: Callable[[SealedKey], bytes], registry: HandoverRegistry) -> None:
     region = Region(registry)
     assert reply_to(region.key, wrong(region.key)) == REFUSED
     assert region.is_given()
@@ -280,9 +278,7 @@ def test_the_oldest_of_many_silent_ones_make_way(registry: HandoverRegistry, mon
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["garbage", "silent"])
-def test_a_crowd_holds_nobody_up_for_long(
-    speaks: bool, registry: HandoverRegistry, request: pytest.FixtureRequest
-) -> None:
+def test_a_crowd_holds_nobody_up(speaks: bool, registry: HandoverRegistry, request: pytest.FixtureRequest) -> None:
     region = Region(registry)
     before = count_open()
     for number in range(LARGE_CROWD if request.config.getoption("--all") else CROWD):

@@ -61,9 +61,7 @@ def test_the_server_ends_with_its_last_region_and_the_next_one_has_another_name(
     assert is_there(third.key)
 
 
-def test_without_a_thread_there_is_an_error_and_a_server_later(
-    registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_thread_there_is_an_error(registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -110,9 +108,7 @@ def test_what_is_offered_while_the_server_looks_whether_to_end_is_handed_over(re
         registry.withdraw(region.number)
 
 
-def test_what_is_offered_while_another_peer_is_accepted_is_handed_over(
-    registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_offered_meanwhile_is_handed_over(registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     is_accepting, goes_on, may_end = threading.Event(), threading.Event(), threading.Event()
     peer_of, ends = Peer.of, registry._ends
 
@@ -149,9 +145,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_once_the_region_is_withdrawn(re
     assert line > 10
 
 
-def test_an_interrupt_at_any_line_of_withdrawing_leaves_nothing_if_done_again(
-    registry: HandoverRegistry,
-) -> None:
+def test_an_interrupt_at_any_line_of_withdrawing_leaves_nothing_if_done_again(registry: HandoverRegistry) -> None:
     before = count_open()
     was_interrupted, line = True, 1
     while was_interrupted:

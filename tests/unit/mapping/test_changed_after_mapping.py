@@ -64,9 +64,7 @@ def answer(session: ShmSession, client: Client) -> str:
 
 
 @pytest.mark.parametrize("is_truncated", [False, True])
-def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(
-    session: ShmSession, client: Client, is_truncated: bool
-) -> None:
+def test_a_slot_of_a_region_with_a_hole_is_refused(session: ShmSession, client: Client, is_truncated: bool) -> None:
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
@@ -212,9 +210,7 @@ def test_tensors_in_the_requests_own_region_are_in_no_other(resolver: Resolver, 
 
 
 @pytest.mark.usefixtures("registered")
-def test_parts_of_one_object_may_have_two_names_if_their_tensors_are_apart(
-    resolver: Resolver, make_region: MakeRegion
-) -> None:
+def test_parts_of_one_object_may_have_two_names(resolver: Resolver, make_region: MakeRegion) -> None:
     for inputs, region, offset in ((x(1, 0), 2, 8), (x(2, 8), 1, 0), (x(1, 12, 0), 2, 0)):
         table = Table(inputs, {"Y": OutputSpan(region, offset, 16)}, (IN, OUT))
         assert len(opened(resolver, table, make_region()).memories) == 2

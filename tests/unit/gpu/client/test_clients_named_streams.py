@@ -62,9 +62,7 @@ class OwnedStream:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_a_client_that_names_its_streams_ends_no_capture(
-    server: GpuServer, cuda: CudaAccess, stream: int, mode: str
-) -> None:
+def test_who_names_its_streams_ends_no_capture(server: GpuServer, cuda: CudaAccess, stream: int, mode: str) -> None:
     tensors = [tensor_of(X, kind=kind) for kind in ("device", "pool")]
     with stream_on(cuda.runtime) as other, gpu_client(server, cuda, lend_bytes=0) as client:
         client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # another call has the memory next
@@ -94,9 +92,7 @@ def call_prepared(client: ShmClient) -> None:
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(
-    "call",
-    [lambda client: client.infer("m", {"IN0": X}, outputs=ON_GPU), call_prepared],
-    ids=["infer", "prepared"],
+    "call", [lambda client: client.infer("m", {"IN0": X}, outputs=ON_GPU), call_prepared], ids=["infer", "prepared"]
 )
 def test_a_call_without_streams_is_refused_and_the_capture_goes_on(
     server: GpuServer, client: ShmClient, runtime: CudaRuntime, call: Callable[[ShmClient], Any], is_old: bool
@@ -118,9 +114,7 @@ def test_if_the_driver_refuses_the_call_the_reason_is_the_same(client: ShmClient
         client.infer("m", {"IN0": X}, outputs=ON_GPU)
 
 
-def test_a_stream_that_another_call_named_is_waited_for_alone(
-    client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_stream_of_another_call_is_waited_for_alone(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     own = OwnedStream(runtime)
     result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=own)
     address, order = address_of(result), list[str]()
@@ -134,9 +128,7 @@ def test_a_stream_that_another_call_named_is_waited_for_alone(
         assert (address_of(again), order) == (address, ["read"])
 
 
-def test_a_stream_of_another_call_that_is_captured_now_does_not_matter(
-    client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_stream_of_another_call_may_be_captured_now(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     own = OwnedStream(runtime)
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=own).release()
     with captured(own.handle):
@@ -220,9 +212,7 @@ def test_a_stream_goes_on_if_the_model_dies_and_the_memory_is_not_used_again(
         others.give_back()
 
 
-def test_a_stream_goes_on_although_memory_is_freed_meanwhile(
-    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_freed_memory_lets_a_stream_go(early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     """To free memory waits for the stream, which waits for the model."""
     with held_back(early.own_stream, PROCESS):
         result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
@@ -241,9 +231,7 @@ def idle_regions(client: ShmClient) -> list[Any]:
     return [region for shelf in shelves.values() for _, regions in shelf for region in regions]
 
 
-def test_a_prepared_call_whose_model_died_is_over(
-    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_dead_models_prepared_call(early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU) as call:
         with held_back(early.own_stream, PROCESS):
             call.infer(cuda_stream=stream).release()
@@ -256,9 +244,7 @@ def test_a_prepared_call_whose_model_died_is_over(
         assert len(early.orders) == sent
 
 
-def test_a_stream_that_waits_outlives_its_client(
-    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_stream_outlives_its_client(early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     with held_back(early.own_stream, PROCESS):
         result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
         address = address_of(result)
@@ -326,9 +312,7 @@ def test_a_number_that_does_not_come_ends_the_call_in_time(
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
-def test_a_number_that_runs_backwards_lets_the_stream_go_on(
-    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_number_that_runs_backwards(early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     early.completes = lambda generation: generation - 1
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
     begin = time.monotonic()
@@ -338,9 +322,7 @@ def test_a_number_that_runs_backwards_lets_the_stream_go_on(
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
-def test_a_forked_child_neither_waits_nor_writes(
-    early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int
-) -> None:
+def test_a_forked_child_does_nothing(early: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
     with held_back(early.own_stream, PROCESS):
         result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
         in_forked_child(client._memory.bank.collect)

@@ -82,9 +82,7 @@ def test_who_is_late_blocks_no_event_loop(
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_memory_of_a_model_that_died_is_neither_waited_for_nor_used_again(
-    server: GpuServer, client: ShmClient, has_answered: bool
-) -> None:
+def test_memory_of_a_dead_model_is_not_used_again(server: GpuServer, client: ShmClient, has_answered: bool) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     (left,) = server.claims
     server.answers_early, server.dies, server.work_s = has_answered, not has_answered, LATE_S

@@ -222,9 +222,7 @@ def interrupted(*_: object) -> None:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True], ids=["more than was allocated", "interrupted"])
-def test_what_is_refused_is_unmapped_before(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
-) -> None:
+def test_what_is_refused_is_unmapped(shared: Shared, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool) -> None:
     text = rf"^regions\[1\] refused: it claims {BLOCK + 1} bytes of .* {BLOCK}$"
     if is_interrupted:
         text = "^$"
@@ -348,9 +346,7 @@ def test_records_of_a_closed_region_are_half_made(gpu: CudaRuntime, three_slots:
 
 
 @pytest.mark.parametrize("way", ["grow", "close"])
-def test_a_mapping_that_ends_is_unregistered_when_gpus_are_done(
-    gpu: CudaRuntime, three_slots: ManagedRegion, way: str
-) -> None:
+def test_a_mapping_that_ends_is_unregistered(gpu: CudaRuntime, three_slots: ManagedRegion, way: str) -> None:
     address = PinnedRecords.of(gpu, three_slots).completed(0, 1)
     assert address is not None
     kept = three_slots.bytes()

@@ -197,9 +197,7 @@ def test_the_model_waits_where_the_client_could_not(early_calls: Calls, case: st
     assert client.host.is_free(1)
 
 
-def test_the_model_waits_for_a_copy_that_reads_pinned_memory_of_the_host(
-    client: Client, cuda: Any, monkeypatch: Any
-) -> None:
+def test_the_model_waits_for_a_copy_of_pinned_memory(client: Client, cuda: Any, monkeypatch: Any) -> None:
     read = list[float]()
 
     def infer(call: Call) -> None:
@@ -301,9 +299,7 @@ def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cu
 
 
 @pytest.mark.parametrize("error", [ILLEGAL, "CUDA_ERROR_UNKNOWN"])
-def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(
-    early_calls: Calls, error: str
-) -> None:
+def test_a_gpu_that_fails_after_the_answer_leaves_a_dead_models_slot(early_calls: Calls, error: str) -> None:
     client = early_calls.client
     early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})  # makes memory
     wait_until(lambda: is_given_back(early_calls))
