@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,16 @@ def infer_until_answered(call: PreparedCall) -> Result:
 def stub_of(server: EmbeddedServer, model: str) -> int | None:
     """Return the process that executes a model's only instance; None while there is none."""
     return next((pid for pid in children(server.pid) if f"/{model}/1/model.py" in command_line(pid)), None)
+
+
+def living_stub_of(server: EmbeddedServer, model: str) -> int:
+    stub = stub_of(server, model)
+    assert stub is not None
+    return stub
+
+
+def kill_stub(server: EmbeddedServer, model: str) -> None:
+    os.kill(living_stub_of(server, model), signal.SIGKILL)
 
 
 def regions_of(owner: int) -> frozenset[str]:

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,121 +27,55 @@ from .registered import SomebodyElse
 X = np.arange(1000, dtype=np.float32)
 HINTS = {"OUTPUT0": X.nbytes}
 SHARED_PATHS: tuple[PathName, ...] = ("direct", "triton-shm")
-CALLERS_OF_EACH_CLIENT = 4
-FIVE_CALLS_LATER = 5
-PATIENCE_S = 30.0
 LENGTH = 2000
 
 
-class Caller:
-    """A thread that calls `identity` again and again, each time with other values, and keeps what came of it."""
+class Caller(threading.Thread):
+    """Calls `identity` again and again, each time with other values, and keeps what came of it."""
 
     def __init__(self, client: AnyClient, path: PathName, number: int) -> None:
-        self.answered = 0
-        self.failed = 0
+        super().__init__()
+        self.answered = self.failed = 0
         self.wrong: list[str] = []
-        self._client = client
-        self._path = path
-        self._number = number
-        self._news = threading.Condition()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._call)
-        self._thread.start()
+        self.is_over = False
+        self._client, self._path, self._number = client, path, number
 
     def wait_for_answer(self) -> None:
         """Return when a call that begins after now was answered."""
         seen = self.answered
-        self._wait(lambda: self.answered > seen + 1)
+        eventually(lambda: self.answered > seen + 1)
 
-    def wait_for_failure(self) -> None:
-        self._wait(lambda: self.failed > 0)
-
-    def end(self) -> None:
-        self._is_over = True
-        self._thread.join()
-
-    def _wait(self, is_so: Callable[[], bool]) -> None:
-        with self._news:
-            assert self._news.wait_for(is_so, PATIENCE_S), f"{self.answered} answered, {self.failed} failed"
-
-    def _call(self) -> None:
-        value = self._number
-        while not self._is_over:
+    def run(self) -> None:
+        value, hints = self._number, {"OUTPUT0": 4 * LENGTH}
+        while not self.is_over:
             value += 1000
-            answered = self._call_with(np.full(LENGTH, value, np.float32))
-            with self._news:
-                self.answered += answered
-                self.failed += not answered
-                self._news.notify_all()
-            if not answered:
+            x = np.full(LENGTH, value, np.float32)
+            try:
+                with self._client.infer("identity", {"INPUT0": x}, outputs=hints, path=self._path) as result:
+                    if not np.array_equal(result["OUTPUT0"], x):
+                        self.wrong.append("a result is not what was asked for")
+                self.answered += 1
+            except ShmError:
+                self.failed += 1
                 time.sleep(0.05)  # nobody answers for seconds: leave the cores to the server that is to come
-
-    def _call_with(self, x: np.ndarray[tuple[int], np.dtype[np.float32]]) -> bool:
-        hints = {"OUTPUT0": x.nbytes}
-        try:
-            with self._client.infer("identity", {"INPUT0": x}, outputs=hints, path=self._path) as result:
-                if not np.array_equal(result["OUTPUT0"], x):
-                    self.wrong.append("a result is not what was asked for")
-        except ShmError:
-            return False
-        except BaseException as error:  # the test reads it
-            self.wrong.append(repr(error))
-            return False
-        return True
+            except BaseException as error:  # the test reads it
+                self.wrong.append(repr(error))
+                self.failed += 1
 
 
 @contextlib.contextmanager
-def busy(client: AnyClient, paths: Sequence[PathName], count: int) -> Iterator[list[Caller]]:
-    """Keep so many callers busy, on these paths in turn, until the block ends."""
-    callers = [Caller(client, paths[number % len(paths)], number) for number in range(count)]
+def busy(clients: Iterable[AnyClient]) -> Iterator[list[Caller]]:
+    """Keep callers of each client busy, on these paths in turn, until the block ends."""
+    callers = [Caller(client, SHARED_PATHS[number % 2], number) for client in clients for number in range(4)]
     try:
+        for caller in callers:
+            caller.start()
         yield callers
     finally:
         for caller in callers:
-            caller.end()
-
-
-class Story:
-    """A server dies and comes back. Each flavour has three clients of it.
-
-    One is busy all the while, one calls while there is no server, and one does not call meanwhile.
-    """
-
-    def __init__(self, mortal: MortalServer) -> None:
-        with contextlib.ExitStack() as stack:
-
-            def client_of_each() -> dict[str, AnyClient]:
-                return {
-                    flavour: stack.enter_context(client_of(flavour, url_of(mortal.server, flavour), timeout_s=20))
-                    for flavour in FLAVOURS
-                }
-
-            working, idle, early = client_of_each(), client_of_each(), client_of_each()
-            assert set(errors_of(idle).values()) == {None}
-            callers = [
-                caller
-                for client in working.values()
-                for caller in stack.enter_context(busy(client, SHARED_PATHS, CALLERS_OF_EACH_CLIENT))
-            ]
-            for caller in callers:
-                caller.wait_for_answer()
-            mortal.kill()
-            for caller in callers:
-                caller.wait_for_failure()
-            self.errors_without_a_server = [*errors_of(early).values(), *errors_of(early).values()]
-            mortal.come_back()
-            for caller in callers:
-                caller.wait_for_answer()
-            failed = [caller.failed for caller in callers]
-            for _ in range(FIVE_CALLS_LATER):
-                for caller in callers:
-                    caller.wait_for_answer()
-            self.failed_again = [caller.failed for caller in callers] != failed
-            self.wrong = [wrong for caller in callers for wrong in caller.wrong]
-            self.errors_of_the_idle = errors_of(idle)
-            eventually(lambda: set(errors_of(early).values()) == {None})
-        with SomebodyElse.at(mortal.server) as somebody:
-            self.left_registered = somebody.registered_by_this_process()
+            caller.is_over = True
+        for caller in callers:
+            caller.join()
 
 
 def errors_of(clients: dict[str, AnyClient]) -> dict[tuple[str, PathName], Exception | None]:
@@ -192,14 +126,37 @@ def client(mortal: MortalServer, flavour: str) -> Iterator[AnyClient]:
 
 
 def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer) -> None:
-    story = Story(mortal)
-    assert story.wrong == [], "every call gives the right bytes or one of our errors"
-    assert not story.failed_again, "once a caller was answered, no call fails any more"
-    assert story.errors_of_the_idle == dict.fromkeys(story.errors_of_the_idle), "who was idle does not notice"
-    for error in story.errors_without_a_server:
-        assert isinstance(error, ServerUnavailableError)
-        assert re.search("is it running|still running", str(error))
-    assert story.left_registered == set()
+    """Of three clients of each flavour, one is busy all the while, one calls while there is no server, one does not."""
+    with contextlib.ExitStack() as stack:
+        working, idle, early = (
+            {
+                flavour: stack.enter_context(client_of(flavour, url_of(mortal.server, flavour), timeout_s=20))
+                for flavour in FLAVOURS
+            }
+            for _ in range(3)
+        )
+        assert set(errors_of(idle).values()) == {None}
+        callers = stack.enter_context(busy(working.values()))
+        for caller in callers:
+            caller.wait_for_answer()
+        mortal.kill()
+        eventually(lambda: all(caller.failed for caller in callers))
+        for error in (*errors_of(early).values(), *errors_of(early).values()):
+            assert isinstance(error, ServerUnavailableError)
+            assert re.search("is it running|still running", str(error))
+        mortal.come_back()
+        for caller in callers:
+            caller.wait_for_answer()
+        failed = [caller.failed for caller in callers]
+        for caller in callers * 5:
+            caller.wait_for_answer()
+        assert [caller.failed for caller in callers] == failed, "once a caller was answered, no call fails any more"
+        wrong = [wrong for caller in callers for wrong in caller.wrong]
+        assert wrong == [], "every call gives the right bytes or one of our errors"
+        assert set(errors_of(idle).values()) == {None}, "who was idle does not notice"
+        eventually(lambda: set(errors_of(early).values()) == {None})
+    with SomebodyElse.at(mortal.server) as somebody:
+        assert somebody.registered_by_this_process() == set()
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)

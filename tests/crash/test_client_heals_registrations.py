@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.utils import shared_memory
+import triton_shm_client
+from tritonclient.utils import InferenceServerException, shared_memory
 
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, PoolOptions
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from ..e2e.eventually import eventually
 from ..e2e.flavours import FLAVOURS, TWO_FLAVOURS, AnyClient, client_of, url_of
@@ -73,9 +78,7 @@ def test_an_unregistered_region_is_so_again(
     assert (counts(ours) - before).tolist() == [1, 1]
 
 
-def test_so_is_a_prepared_one(
-    ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
-) -> None:
+def test_a_prepared_one_too(ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]) -> None:
     with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="triton-shm") as call:
         call.infer().release()
         before = counts(ours)
@@ -154,26 +157,21 @@ MESSAGES = {
 @pytest.mark.parametrize(
     ("message", "fail", "path"),
     [
-        (message, fail, path)
-        for (message, fail), path in zip(
-            itertools.product(MESSAGES, ["half way", "at the end"]), itertools.cycle(PATHS), strict=False
-        )
+        *(
+            (message, fail, path)
+            for (message, fail), path in zip(
+                itertools.product(MESSAGES, ["half way", "at the end"]), itertools.cycle(PATHS), strict=False
+            )
+        ),
+        *(("plain", "before it begins", path) for path in PATHS),
     ],
 )
-def test_a_model_that_fails_has_run_once(ours: AnyClient, path: PathName, message: str, fail: str) -> None:
+def test_a_model_that_fails_has_run_once_at_most(ours: AnyClient, path: PathName, message: str, fail: str) -> None:
     before = counts(ours)
     with pytest.raises(InferenceError) as failure:
         ours.infer("tally", {"X": X}, path=path, parameters={"fail": fail, "message": MESSAGES[message]})
     assert MESSAGES[message] in str(failure.value)
-    assert (counts(ours) - before).tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: AnyClient, path: PathName) -> None:
-    before = counts(ours)
-    with pytest.raises(InferenceError, match="the model gave up"):
-        ours.infer("tally", {"X": X}, path=path, parameters={"fail": "before it begins"})
-    assert (counts(ours) - before).tolist() == [1, 0]
+    assert (counts(ours) - before).tolist() == [1, fail != "before it begins"]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["serves", "fails"])
@@ -188,3 +186,71 @@ def test_a_request_whose_memory_was_lost_is_sent_again_and_begun_once(ours: AnyC
         ours.infer("tally", {"X": X}, path="direct").release()
     assert (counts(ours) - before).tolist() == [2, 1]
     assert ours.stats().retries == retries + 1
+
+
+# Registered models, whose server is killed and comes back
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
+N = np.full((10, 1), 2)
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> Iterator[MortalServer]:
+    models = copy_models((MODELS / "rows", MODELS / "ordinary"), tmp_path_factory.mktemp("mortal") / "models")
+    with MortalServer(models, **options | {"log_file": models.with_name("server.log")}) as mortal:
+        yield mortal
+
+
+def register(client: Any) -> None:
+    inputs = [("X", (4,), np.float32), ("N", (1,), np.int64)]
+    client.register_shm_model("rows", inputs[:1], [("DOUBLED", (4,), np.float32)], 4, 2)
+    client.register_shm_model("ordinary", inputs, [("Y", (4,), np.float32)], 4, 2)
+
+
+def infer(client: Any) -> None:
+    np.testing.assert_array_equal(client.infer_shm("rows", {"X": ROWS})["DOUBLED"], ROWS * 2)
+    np.testing.assert_array_equal(client.infer_shm("ordinary", {"X": ROWS, "N": N})["Y"], ROWS * 2)
+
+
+def is_answered(client: TritonSHMClient) -> bool:
+    try:
+        infer(client)
+    except InferShmError:
+        return False
+    return True
+
+
+def test_registered_models_outlive_the_server(mortal: MortalServer) -> None:
+    with TritonSHMClient(mortal.server.grpc_url) as client, TritonSHMClient(mortal.server.grpc_url) as idle:
+        register(client)
+        register(idle)
+        infer(client)
+        infer(idle)
+        mortal.kill()
+        for model, inputs in (("rows", {"X": ROWS}), ("ordinary", {"X": ROWS, "N": N})):
+            with pytest.raises(InferShmError) as caught:
+                client.infer_shm(model, inputs, client_timeout=30)
+            assert isinstance(caught.value.__cause__, ConnectionError)
+            assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        mortal.come_back()
+        eventually(lambda: is_answered(client))
+        infer(client)
+        eventually(lambda: is_answered(idle))
+
+
+def test_what_somebody_else_unregisters_is_registered_again(mortal: MortalServer) -> None:
+    """The original's model fails from then on."""
+    with (
+        SomebodyElse.at(mortal.server) as somebody,
+        TritonSHMClient(mortal.server.grpc_url) as ours,
+        triton_shm_client.TritonSHMClient(mortal.server.grpc_url) as theirs,
+    ):
+        register(ours)
+        register(theirs)
+        infer(ours)
+        infer(theirs)
+        somebody.unregister_all()
+        infer(ours)
+        with pytest.raises((RuntimeError, InferenceServerException), match="Unable to find shared memory region"):
+            theirs.infer_shm("ordinary", {"X": ROWS[:4], "N": N[:4]})

@@ -21,7 +21,7 @@ from shm_backend_utils.server import EmbeddedServer
 from ..e2e.eventually import eventually
 from ..e2e.flavours import url_of
 from .gate import Gate
-from .processes import held_regions, open_region_of, region_of, regions_of, standing, stub_of
+from .processes import held_regions, living_stub_of, open_region_of, region_of, regions_of, standing, stub_of
 from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)
@@ -41,8 +41,7 @@ CASES = [
 def test_others_are_served(case: tuple[str, str, str], server: EmbeddedServer, client: ShmClient, gate: Gate) -> None:
     stage, protocol, region = case
     is_model_waiting = stage == "in flight"
-    stub, parameters = stub_of(server, "crash_stages"), gate.parameters("half written")
-    assert stub is not None
+    stub, parameters = living_stub_of(server, "crash_stages"), gate.parameters("half written")
     gate.close()
     words = stage, json.dumps(parameters if is_model_waiting else {}), region
     with standing(VICTIM, url_of(server, protocol), *words) as victim:
@@ -86,8 +85,7 @@ def sockets_of(pid: int) -> set[str]:
 @pytest.mark.parametrize("stage", ["making", "reading"])
 def test_nothing_is_left_of_sealed_memory_anyway(server: EmbeddedServer, client: ShmClient, stage: str) -> None:
     """The victim has called the model before it comes to where it is killed."""
-    stub = stub_of(server, "crash_stages")
-    assert stub is not None
+    stub = living_stub_of(server, "crash_stages")
     with standing(VICTIM, server.grpc_url, stage, "{}", "sealed") as victim:
         regions = regions_of(victim.pid)
         assert held_regions(stub, regions)
@@ -114,8 +112,7 @@ def stream_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 def test_a_stream_ends_and_others_go_on(stream_server: EmbeddedServer, region: RegionName, keeps: str) -> None:
     """The client is in the midst of a stream that has no end."""
     with standing(VICTIM, stream_server.grpc_url, keeps, "{}", region) as victim:
-        stub, regions = stub_of(stream_server, "frames_of"), regions_of(victim.pid)
-        assert stub is not None
+        stub, regions = living_stub_of(stream_server, "frames_of"), regions_of(victim.pid)
         assert len(regions) == 1
         assert {*held_regions(stub, regions)} == regions
     with ShmClient(stream_server.grpc_url, timeout_s=20, pool=PoolOptions(stream_guess_bytes=0)) as client:

@@ -20,7 +20,7 @@ from tests.releases import outlives_models
 
 from ..e2e.eventually import eventually
 from .gate import Gate
-from .processes import region_of, stub_of
+from .processes import kill_stub, region_of, stub_of
 from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)
@@ -63,9 +63,7 @@ class Scene:
         thread = threading.Thread(target=infer)
         thread.start()
         gate.wait_for_model()
-        stub = stub_of(server, caller)
-        assert stub is not None
-        os.kill(stub, signal.SIGKILL)
+        kill_stub(server, caller)
         thread.join()
         assert [str(error) for error in errors] != []
         errors.clear()

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import DRIVER, MODEL, Told, X, content_of, flavour_of, gpu_of, left_here, told_by
+from tests.unit.gpu.fakes import stream_on
 
 from ..e2e.eventually import eventually
 from .gate import Gate
-from .processes import held_regions, region_of, regions_of, standing, stub_of
+from .processes import held_regions, kill_stub, living_stub_of, region_of, regions_of, standing
 from .servers import serving
 
 BEGIN = """
@@ -97,18 +97,14 @@ def test_the_model_and_the_next_client_leave_nothing(triton_server: EmbeddedServ
         assert region_of(victim.pid) is not None
         assert told_by(MODEL, url).open_now == before.open_now + 1
     eventually(lambda: told_by(MODEL, url).open_now == before.open_now)
-    stub = stub_of(triton_server, MODEL)
-    assert stub is not None
-    assert held_regions(stub, regions) == []
+    assert held_regions(living_stub_of(triton_server, MODEL), regions) == []
     with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
         assert (content_of(result["Y"]) == X * 2).all()
         eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
 
 
 @pytest.mark.parametrize("region", ["system", "sealed"])
-def test_a_model_at_work_closes_the_memory_at_its_end(
-    triton_server: EmbeddedServer, gate: Gate, before: Told, region: str
-) -> None:
+def test_a_model_at_work_closes_it_later(triton_server: EmbeddedServer, gate: Gate, before: Told, region: str) -> None:
     with victim_of(triton_server, gate, True, region=region) as victim:
         pass
     with ShmClient(triton_server.grpc_url):
@@ -120,9 +116,7 @@ def test_a_model_at_work_closes_the_memory_at_its_end(
 
 
 @pytest.mark.parametrize("is_model_at_work", [True, False], ids=["during the request", "while the model keeps it"])
-def test_a_lender_may_be_killed(
-    triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool
-) -> None:
+def test_lenders_may_be_killed(triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool) -> None:
     url = triton_server.grpc_url
     with victim_of(triton_server, gate, is_model_at_work, LENDER, "keep"):
         if not is_model_at_work:  # at the gate, the model answers nobody
@@ -161,78 +155,64 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
         yield server
 
 
-@pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
-def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, gate: Gate, model: str) -> None:
-    gate.close()
-    before = left_here()
-    runtime = DRIVER.runtime()
-    given = [DRIVER.tensor(X)]
+Infer = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def asking(server: EmbeddedServer) -> Iterator[tuple[CudaRuntime, Infer]]:
+    """Run a client whose tensor is on a GPU, and see that nothing of it is left here."""
+    before, runtime, given = left_here(), DRIVER.runtime(), [DRIVER.tensor(X)]
     with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
 
-        def infer(name: str, deed: str, **parameters: Any) -> Any:
+        def infer(name: str, deed: str, parameters: Mapping[str, str] = MappingProxyType({}), **options: Any) -> Any:
             said = {"deed": deed, **parameters}
             return client.infer(
-                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
+                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", **options
             )
 
-        infer(model, "double").release()
-        with ThreadPoolExecutor(1) as thread:
-            call = thread.submit(infer, model, "launch_what_waits_at_the_gate", **gate.parameters(""))
-            gate.wait_for_model()
-            stub = stub_of(server, model)
-            assert stub is not None
-            os.kill(stub, signal.SIGKILL)
-            killed = time.monotonic()
-            error = call.exception()
-            assert isinstance(error, ShmError)
-            assert time.monotonic() - killed < 2 * DEADLINE_S
-            del call, error
-        for number in range(3):
-            with infer("fake_gpu_pinned", "double") as result:
-                y = result["Y"]
-                found = DRIVER.memory(y.address, y.shape, y.dtype).copy()
-            np.testing.assert_array_equal(found, X * 2, err_msg=str(number))
-            del y
+        yield runtime, infer
     given.clear()
     eventually(lambda: not runtime.retired.collect() and left_here() == before)
     assert DRIVER.violations() == []
+
+
+@pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
+def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, gate: Gate, model: str) -> None:
+    gate.close()
+    with asking(server) as (_, infer):
+        infer(model, "double").release()
+        with ThreadPoolExecutor(1) as thread:
+            call = thread.submit(
+                infer, model, "launch_what_waits_at_the_gate", gate.parameters(""), timeout_s=DEADLINE_S
+            )
+            gate.wait_for_model()
+            kill_stub(server, model)
+            killed = time.monotonic()
+            assert isinstance(call.exception(), ShmError)
+            assert time.monotonic() - killed < 2 * DEADLINE_S
+            del call
+        for _ in range(3):
+            with infer("fake_gpu_pinned", "double") as result:
+                assert (content_of(result["Y"]) == X * 2).all()
 
 
 def test_a_stream_that_waits_for_a_killed_model_goes_on(server: EmbeddedServer, gate: Gate) -> None:
     """Another model has the memory mapped, too, and lives."""
     gate.close()
-    before = left_here()
-    runtime = DRIVER.runtime()
-    stream = runtime.create_stream(0)
-    given = [DRIVER.tensor(X)]
-    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
-
-        def infer(name: str, deed: str, **parameters: Any) -> Any:
-            said = {"deed": deed, **parameters}
-            return client.infer(
-                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", cuda_stream=stream
-            )
-
-        infer("fake_gpu_pinned", "double").release()
-        infer("waited_for", "double").release()
-        left = infer("waited_for", "launch_what_waits_at_the_gate", **gate.parameters(""))
+    with asking(server) as (runtime, infer), stream_on(runtime) as stream:
+        infer("fake_gpu_pinned", "double", cuda_stream=stream).release()
+        infer("waited_for", "double", cuda_stream=stream).release()
+        left = infer("waited_for", "launch_what_waits_at_the_gate", gate.parameters(""), cuda_stream=stream)
         gate.wait_for_model()
         with runtime.on(0):
             assert not runtime.is_stream_done(stream)
-        stub, killed = stub_of(server, "waited_for"), time.monotonic()
-        assert stub is not None
-        os.kill(stub, signal.SIGKILL)
+        kill_stub(server, "waited_for")
+        killed = time.monotonic()
         runtime.synchronize_stream(stream, 0)
         assert time.monotonic() - killed < 1
         address = left["Y"].address
         left.release()
-        with infer("fake_gpu_pinned", "double") as result:
+        with infer("fake_gpu_pinned", "double", cuda_stream=stream) as result:
             runtime.synchronize_stream(stream, 0)
-            y = result["Y"]
-            assert y.address != address
-            assert (content_of(y) == X * 2).all()
-            del y
-    given.clear()
-    runtime.destroy_stream(stream, 0)
-    eventually(lambda: not runtime.retired.collect() and left_here() == before)
-    assert DRIVER.violations() == []
+            assert result["Y"].address != address
+            assert (content_of(result["Y"]) == X * 2).all()

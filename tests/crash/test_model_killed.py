@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ..e2e.eventually import eventually
 from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions
 from .gate import Gate
-from .processes import held_regions, infer_until_answered, regions_of, stub_of
+from .processes import held_regions, infer_until_answered, kill_stub, living_stub_of, regions_of, stub_of
 
 X = np.arange(1000, dtype=np.float32)
 
@@ -51,9 +50,7 @@ def test_the_client_is_told_and_its_memory_serves_the_next_model(
         answer = executor.submit(call.infer)
         gate.wait_for_model()
         assert slots_in_use() == [stage == "half written"]
-        stub = stub_of(mortal.server, "crash_stages")
-        assert stub is not None
-        os.kill(stub, signal.SIGKILL)
+        kill_stub(mortal.server, "crash_stages")
         with pytest.raises(InferenceError, match="is not healthy"):
             answer.result()
     assert slots_in_use() == [False], "a lease goes with its model"
@@ -65,8 +62,7 @@ def test_the_client_is_told_and_its_memory_serves_the_next_model(
     call.inputs["X"][:] = 5 * X
     with infer_until_answered(call) as result:
         np.testing.assert_array_equal(result["Y"], 5 * X + 1)
-    stub, regions = stub_of(mortal.server, "crash_stages"), regions_of(os.getpid())
-    assert stub is not None
+    stub, regions = living_stub_of(mortal.server, "crash_stages"), regions_of(os.getpid())
     assert held_regions(stub, regions)
     call.close()
     client.close()

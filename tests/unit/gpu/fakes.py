@@ -116,7 +116,7 @@ MODES: Final = ("GLOBAL", "THREAD_LOCAL", "RELAXED")
 
 
 @contextlib.contextmanager
-def captured_elsewhere(mode: str) -> Iterator[None]:
+def captured_elsewhere(mode: str) -> Iterator[int]:
     """Capture a stream, which waits for no default stream, in another thread; the capture must not be ended."""
     bindings = DRIVER.bindings(MODEL)
 
@@ -135,7 +135,7 @@ def captured_elsewhere(mode: str) -> Iterator[None]:
 
     with ThreadPoolExecutor(1) as thread:
         stream = thread.submit(begin).result()
-        yield
+        yield stream
         thread.submit(end, stream).result()
 
 

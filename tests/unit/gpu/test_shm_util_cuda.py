@@ -125,9 +125,7 @@ def test_what_is_late_on_a_stream_that_nobody_names_is_read(server: Registration
 
 
 @pytest.mark.parametrize(("method", "turn"), [("allocate", 1), ("export", 2), ("device_uuid", 1), ("copy", 1)])
-def test_a_failure_of_cuda_leaves_nothing(
-    server: Registrations, monkeypatch: pytest.MonkeyPatch, method: str, turn: int
-) -> None:
+def test_failures_leave_nothing(server: Registrations, monkeypatch: pytest.MonkeyPatch, method: str, turn: int) -> None:
     original, calls = getattr(server.client_cuda, method), iter(range(100))
 
     def fail_or_call(*arguments: Any) -> Any:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -42,12 +43,6 @@ from tests.unit.handover.asking import (
 REFUSED = encode_answer(is_given=False)
 
 
-def test_who_asks_rightly_is_given_the_region(registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    assert region.is_given()
-    assert region.is_given()
-
-
 def test_what_is_given_has_none_of_our_locks(registry: HandoverRegistry) -> None:
     region = Region(registry)
     hold_owner_lease(region.memory.fileno())
@@ -57,15 +52,23 @@ def test_what_is_given_has_none_of_our_locks(registry: HandoverRegistry) -> None
     assert is_owner_alive(given.fileno())
 
 
+def right(key: SealedKey) -> bytes:
+    return encode_question(Question(key.number, TOKEN))
+
+
 @pytest.mark.parametrize(
-    "number_and_token", [(0, b"another's token!"), (1, TOKEN)], ids=["wrong token", "unknown number"]
+    "wrong",
+    [
+        lambda key: encode_question(Question(key.number, b"another's token!")),
+        lambda key: encode_question(Question(key.number + 1, TOKEN)),
+        *(lambda _: b"x", lambda _: bytes(40), lambda _: bytes(4096)),
+        *(lambda key: right(key) + b"\0", lambda key: right(key) + bytes(8), lambda key: right(key)[:-1]),
+    ],
 )
-def test_a_wrong_question_is_refused_in_the_same_words(
-    number_and_token: tuple[int, bytes], registry: HandoverRegistry
-) -> None:
+def test_a_wrong_question_is_refused(wrong: Callable[[SealedKey], bytes], registry: HandoverRegistry) -> None:
     region = Region(registry)
-    further, token = number_and_token
-    assert reply_to(region.key, encode_question(Question(region.key.number + further, token))) == REFUSED
+    assert reply_to(region.key, wrong(region.key)) == REFUSED
+    assert region.is_given()
 
 
 def test_what_was_withdrawn_is_given_no_longer(registry: HandoverRegistry) -> None:
@@ -76,44 +79,20 @@ def test_what_was_withdrawn_is_given_no_longer(registry: HandoverRegistry) -> No
     assert kept.is_given()
 
 
-def test_what_is_withdrawn_while_it_is_opened_is_not_given(registry: HandoverRegistry) -> None:
+def test_what_is_withdrawn_while_it_is_opened_or_cannot_be_opened_is_not_given(registry: HandoverRegistry) -> None:
     kept, other = Region(registry), Region(registry)
 
-    def copy() -> Descriptor:
+    def withdrawn() -> Descriptor:
         registry.withdraw(region.number)
         return other.copy()
 
-    region = Region(registry, copy=copy)
-    assert ask(region.key) is None
-    assert kept.is_given()
-
-
-def test_what_cannot_be_opened_is_refused(registry: HandoverRegistry) -> None:
-    kept = Region(registry)
-
-    def copy() -> Descriptor:
+    def refused() -> Descriptor:
         raise no_descriptors("a region takes one")
 
-    assert ask(Region(registry, copy=copy).key) is None
+    region = Region(registry, copy=withdrawn)
+    for each in (region, Region(registry, copy=refused)):
+        assert ask(each.key) is None
     assert kept.is_given()
-
-
-def right(key: SealedKey) -> bytes:
-    return encode_question(Question(key.number, TOKEN))
-
-
-@pytest.mark.parametrize("garbage", [b"x", bytes(40), bytes(4096)], ids=["short", "no magic", "long"])
-def test_garbage_is_refused(garbage: bytes, registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    assert reply_to(region.key, garbage) == REFUSED
-    assert region.is_given()
-
-
-@pytest.mark.parametrize("more", [b"\0", bytes(8)])
-def test_more_than_a_question_is_refused(more: bytes, registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    assert reply_to(region.key, right(region.key) + more) == REFUSED
-    assert reply_to(region.key, right(region.key)[:-1]) == REFUSED
 
 
 def test_who_hangs_up_at_once_is_in_nobodys_way(registry: HandoverRegistry) -> None:
@@ -176,8 +155,6 @@ def test_a_socket_that_lingers_holds_nobody_up(before: int, registry: HandoverRe
 
 NOBODY = 65534
 GROUP = 4242
-OTHER_GROUP = 4343
-
 # Asks as another user. It reads the region to show that it has it.
 ASKING = """
 import os, sys
@@ -211,28 +188,25 @@ def asked_by(region: Region, user_id: int, group_id: int = NOBODY, further: int 
 
 
 @as_another_user
-def test_another_user_gets_nothing_and_is_not_even_heard(registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    assert asked_by(region, NOBODY) == "broken off"
-    assert asked_by(region, 0) == CONTENT.decode()
-
-
-@as_another_user
-def test_another_user_gets_what_is_everybodys_and_nothing_else(registry: HandoverRegistry) -> None:
-    private, public = Region(registry), Region(registry, Access(0o666))
-    assert asked_by(public, NOBODY) == CONTENT.decode()
-    assert asked_by(private, NOBODY) == "refused"
-
-
-@as_another_user
 @pytest.mark.parametrize(
-    ("group_id", "further", "answer"),
-    [(GROUP, NOBODY, CONTENT.decode()), (NOBODY, GROUP, CONTENT.decode()), (OTHER_GROUP, OTHER_GROUP, "broken off")],
-    ids=["of the group", "of the group among others", "of another group"],
+    ("access", "asking", "answer"),
+    [
+        (PRIVATE, (NOBODY,), "broken off"),  # not even heard
+        (PRIVATE, (0,), CONTENT.decode()),
+        (Access(0o666), (NOBODY,), CONTENT.decode()),
+        (Access(0o660, GROUP), (NOBODY, GROUP), CONTENT.decode()),
+        (Access(0o660, GROUP), (NOBODY, NOBODY, GROUP), CONTENT.decode()),  # of the group among others
+        (Access(0o660, GROUP), (NOBODY, GROUP + 1, GROUP + 1), "broken off"),
+    ],
 )
-def test_whom_the_group_admits(group_id: int, further: int, answer: str, registry: HandoverRegistry) -> None:
-    region = Region(registry, Access(0o660, GROUP))
-    assert asked_by(region, NOBODY, group_id, further) == answer
+def test_who_is_given_what(access: Access, asking: tuple[int, ...], answer: str, registry: HandoverRegistry) -> None:
+    assert asked_by(Region(registry, access), *asking) == answer
+
+
+@as_another_user
+def test_who_is_given_something_is_given_nothing_else(registry: HandoverRegistry) -> None:
+    private, _ = Region(registry), Region(registry, Access(0o666))
+    assert asked_by(private, NOBODY) == "refused"
 
 
 def test_who_is_at_the_other_end() -> None:
@@ -304,9 +278,7 @@ def test_the_oldest_of_many_silent_ones_make_way(registry: HandoverRegistry, mon
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["garbage", "silent"])
-def test_a_crowd_holds_nobody_up_for_long(
-    speaks: bool, registry: HandoverRegistry, request: pytest.FixtureRequest
-) -> None:
+def test_a_crowd_holds_nobody_up(speaks: bool, registry: HandoverRegistry, request: pytest.FixtureRequest) -> None:
     region = Region(registry)
     before = count_open()
     for number in range(LARGE_CROWD if request.config.getoption("--all") else CROWD):

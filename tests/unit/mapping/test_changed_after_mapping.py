@@ -63,11 +63,17 @@ def answer(session: ShmSession, client: Client) -> str:
     return ""
 
 
-def test_a_slot_of_a_region_that_has_got_a_hole_is_refused(session: ShmSession, client: Client) -> None:
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_a_slot_of_a_region_with_a_hole_is_refused(session: ShmSession, client: Client, is_truncated: bool) -> None:
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
     size = path.stat().st_size
-    punch_hole(path.name, size - PAGE, PAGE)
+    if is_truncated:
+        os.truncate(path, size - PAGE)
+        take_space_beyond(path.name, size, PAGE)
+        assert path.stat().st_blocks * 512 >= size
+    else:
+        punch_hole(path.name, size - PAGE, PAGE)
     refusal = f"shm:refused: the request's region refused: its {size} bytes are not there any more: "
     assert answer(session, client) == f"{refusal}it was truncated, or has holes"
     assert client.is_free()
@@ -99,26 +105,13 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     path.unlink()
 
 
-def test_a_segment_with_the_holes_that_it_had_passes_its_check(segment: SystemSegment) -> None:
+@pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
+def test_a_segment_may_have_the_holes_that_it_had_and_no_other(segment: SystemSegment, punched: int) -> None:
     segment.check(PAGE, "regions[0]")
     assert segment.space == 3 * PAGE
-
-
-@pytest.mark.parametrize("punched", [0, PAGE], ids=["first", "middle"])
-def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSegment, punched: int) -> None:
     punch_hole(path_of(segment).name, punched, PAGE)
     with pytest.raises(RegionRefusedError, match=f"it had memory for {3 * PAGE} bytes, and now has holes"):
         segment.check(PAGE, "regions[0]")
-
-
-def test_a_slot_of_a_region_truncated_with_space_beyond_its_end_is_refused(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    path = path_of(client.region.segment)
-    size = path.stat().st_size
-    os.truncate(path, size - PAGE)
-    take_space_beyond(path.name, size, PAGE)
-    assert path.stat().st_blocks * 512 >= size
-    assert answer(session, client).startswith("shm:refused: ")
 
 
 # Sealed memory: seals forbid no holes
@@ -217,37 +210,24 @@ def test_tensors_in_the_requests_own_region_are_in_no_other(resolver: Resolver, 
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize(
-    ("inputs", "output"),
-    [(x(1, 0), OutputSpan(2, 8, 16)), (x(2, 8), OutputSpan(1, 0, 16)), (x(1, 12, 0), OutputSpan(2, 0, 16))],
-    ids=["behind", "before", "nothing in the middle"],
-)
-def test_parts_of_one_object_whose_tensors_are_apart_may_have_two_names(
-    resolver: Resolver, make_region: MakeRegion, inputs: dict[str, InputSpan], output: OutputSpan
-) -> None:
-    assert len(opened(resolver, Table(inputs, {"Y": output}, (IN, OUT)), make_region()).memories) == 2
-
-
-@pytest.mark.usefixtures("registered")
-def test_an_output_that_overlaps_an_input_by_another_name_fails(resolver: Resolver, make_region: MakeRegion) -> None:
+def test_parts_of_one_object_may_have_two_names(resolver: Resolver, make_region: MakeRegion) -> None:
+    for inputs, region, offset in ((x(1, 0), 2, 8), (x(2, 8), 1, 0), (x(1, 12, 0), 2, 0)):
+        table = Table(inputs, {"Y": OutputSpan(region, offset, 16)}, (IN, OUT))
+        assert len(opened(resolver, table, make_region()).memories) == 2
     with pytest.raises(TableError, match=r"outputs\.Y"):
         opened(resolver, Table(x(1, 0), {"Y": OutputSpan(2, 7, 16)}, (IN, OUT)), make_region())
-
-
-# Lenders
-
-
-def test_without_a_slot_of_its_own_a_request_borrows_nothing(resolver: Resolver, make_region: MakeRegion) -> None:
-    lent = make_region()
-    with pytest.raises(TableError, match="none: the request has no slot of its own"):
-        resolved(resolver, claim_of_region(lent))
-    assert lent.lease(0).take_back()
 
 
 # Memory of GPUs
 
 
-def test_without_a_slot_a_request_has_no_fence_for_a_gpu(resolver: Resolver, allocation: CudaAllocation) -> None:
+def test_without_a_slot_a_request_borrows_nothing_and_has_no_fence_for_a_gpu(
+    resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation
+) -> None:
+    lent = make_region()
+    with pytest.raises(TableError, match="none: the request has no slot of its own"):
+        resolved(resolver, claim_of_region(lent))
+    assert lent.lease(0).take_back()
     with pytest.raises(TableError, match=r"regions\.fence.*none: the request has no slot of its own"):
         resolved(resolver, claim_of_allocation(allocation, fence=0))
 

@@ -165,13 +165,9 @@ def test_a_managed_region_is_mapped_as_far_as_its_header_says(path: Path) -> Non
 def test_of_a_registered_file_with_holes_the_registered_part_gets_memory(path: Path) -> None:
     os.truncate(path, 0)
     os.truncate(path, 10 * SIZE)
-    policy.open_registered(Registration(f"/{path.name}", SIZE, 2 * SIZE), Config(), FIELD, any_size).close()
-    assert path.stat().st_blocks * 512 == 2 * SIZE
-    assert path.stat().st_size == 10 * SIZE
-
-
-def test_a_registered_file_of_no_bytes_in_the_middle_of_another_opens(path: Path) -> None:
-    policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD, any_size).close()
+    for offset, byte_size in ((SIZE, 2 * SIZE), (PAGE, 0)):
+        policy.open_registered(Registration(f"/{path.name}", offset, byte_size), Config(), FIELD, any_size).close()
+        assert (path.stat().st_blocks * 512, path.stat().st_size) == (2 * SIZE, 10 * SIZE)
 
 
 def test_more_holes_than_free_space_are_the_machines_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,11 +258,6 @@ def unpin(cuda: CudaRuntime) -> None:
     wait_until(lambda: not cuda.retired.collect())
 
 
-def place_of(found: Resolved) -> tuple[int, int]:
-    memory = bytes_of(found)
-    return memory.ctypes.data, memory.nbytes
-
-
 def bytes_of(found: Resolved) -> npt.NDArray[np.uint8]:
     memory = found.mapped.memory
     assert isinstance(memory, HostMemory)
@@ -276,23 +267,6 @@ def bytes_of(found: Resolved) -> npt.NDArray[np.uint8]:
 def attributes_of(found: Resolved) -> BufferAttributes:
     assert isinstance(found.memory, HostMemory)
     return BufferAttributes(found.memory.memory_type, 0, found.memory.byte_size)
-
-
-def test_a_managed_region_is_pinned_once(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
-    first, *later = [mapped(model, region, slot) for slot in (0, 1, 0)]
-    assert later == [first, first]
-    assert cuda.pins == [place_of(first)]
-    assert cuda.pins[0][1] == region.header.byte_size
-    assert cuda.pins[0][0] % PAGE_SIZE == 0
-
-
-def test_a_region_is_unpinned_after_its_use(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
-    use = mapped(model, region)
-    model.registry.free_all_names()
-    assert attributes_of(use).memory_type is MemoryType.CPU_PINNED
-    assert pinned(cuda) == 1
-    del use
-    assert pinned(cuda) == 0
 
 
 def test_a_region_without_room_is_not_pinned(cuda: PinningCuda, warnings: list[str], region: ManagedRegion) -> None:
@@ -336,10 +310,13 @@ def test_unpinned_it_works(model: Resolver, warnings: list[str], region: Managed
 def test_what_cannot_be_pinned_is_warned_of_once(cuda: PinningCuda, model: Resolver, warnings: list[str]) -> None:
     with managed_regions(3) as regions:
         DRIVER.fail_next("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY", times=2, process=MODEL)
-        kinds = [attributes_of(mapped(model, region)).memory_type for region in regions]
+        uses = [mapped(model, region) for region in regions]
+        kinds = [attributes_of(use).memory_type for use in uses]
         assert kinds == [MemoryType.CPU, MemoryType.CPU, MemoryType.CPU_PINNED]
         assert len(warnings) == 1
         model.registry.free_all_names()
+        assert pinned(cuda) == 1
+        uses.clear()
         assert pinned(cuda) == 0
 
 

@@ -118,10 +118,18 @@ def test_shapes_are_numpys_shapes(shape: tuple[int, ...], wanted: list[int]) -> 
 # DLPack
 
 
-@pytest.mark.parametrize("stream", [None, -1, 1, 2, 0x5000], ids=repr)
-def test_a_capsule_is_made_for_every_stream_and_nobody_waits_for_what_is_written(stream: int | None) -> None:
-    found = content(array_of().__dlpack__(stream=stream))  # without CUDA: a call of it would fail
-    assert (found.data, found.device, found.shape) == (ADDRESS, (2, DEVICE), (2, 3))
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"stream": stream} for stream in (None, -1, 1, 2, 0x5000)),
+        *({"dl_device": (2, DEVICE)}, {"copy": False}, {"dl_device": None, "copy": None}),
+    ],
+    ids=str,
+)
+def test_a_capsule_is_made_for_every_stream_and_nobody_waits_for_what_is_written(asked: dict[str, Any]) -> None:
+    for value in (array_of(), view_of()):
+        found = content(value.__dlpack__(**asked))  # without CUDA: a call of it would fail
+        assert (found.data, found.device, found.shape) == (ADDRESS, (2, DEVICE), (2, 3))
 
 
 NO_STREAM = "expected 1 .legacy default., 2 .per-thread default., .* -1 for no"
@@ -143,12 +151,6 @@ def test_a_capsule_of_something_else_is_refused(asked: dict[str, Any], text: str
             value.__dlpack__(**asked)
 
 
-@pytest.mark.parametrize("asked", [{"dl_device": (2, DEVICE)}, {"copy": False}, {"dl_device": None, "copy": None}])
-def test_what_is_so_anyway_may_be_asked_for(asked: dict[str, Any]) -> None:
-    for value in (array_of(), view_of()):
-        assert content(value.__dlpack__(**asked)).data == ADDRESS
-
-
 @pytest.mark.parametrize(("name", "typestr"), [("BF16", "<V2"), ("BOOL", "|b1"), ("FP32", "<f4")])
 def test_the_interface_describes_the_memory(name: str, typestr: str) -> None:
     """PyTorch takes nothing that the interface calls read-only; so nothing is."""
@@ -157,9 +159,6 @@ def test_the_interface_describes_the_memory(name: str, typestr: str) -> None:
         **{"shape": (2, 3), "typestr": typestr, "data": (ADDRESS, False)},
         **{"strides": None, "version": 3, "stream": None},
     }
-
-
-def test_the_interface_of_an_empty_array_has_no_address() -> None:
     assert array_of((0, 3)).__cuda_array_interface__["data"] == (0, False)
 
 
@@ -181,23 +180,25 @@ def test_a_view_knows_where_its_bytes_lie_and_by_which_handle(shape: tuple[int, 
     assert view_of(shape, handle=handle).attributes == expected
 
 
-def test_a_view_has_no_array_of_numpy_and_names_the_ways_out() -> None:
-    for convert in (DeviceView.numpy, np.asarray):
-        with pytest.raises(DeviceMemoryError) as caught:
-            convert(view_of())
-        assert isinstance(caught.value, ModelError)
-        for words in ("tensor 'IMAGE'", "memory of GPU 3", "NumPy cannot read", ".cupy()", "call.to_host(view)"):
-            assert words in str(caught.value)
-        assert HANDLE.hex() not in str(caught.value)
+IN_HOST_MEMORY = TensorView("IMAGE", np.zeros(2, np.float32), dtypes.BY_NAME["FP32"], "triton")
+TO_HOST = ("memory of GPU 3", "NumPy cannot read", ".cupy()", "call.to_host(view)")
+TO_GPU = ("host memory", ".numpy()", "call.to_device(view)", "FORCE_CPU_ONLY_INPUT_TENSORS: no")
 
 
-def test_cupy_is_refused_of_host_memory_with_the_ways_out() -> None:
-    view = TensorView("IMAGE", np.zeros(2, np.float32), dtypes.BY_NAME["FP32"], "triton")
+@pytest.mark.parametrize(
+    ("convert", "view", "ways_out"),
+    [
+        (DeviceView.numpy, view_of(), TO_HOST),
+        (np.asarray, view_of(), TO_HOST),
+        (TensorView.cupy, IN_HOST_MEMORY, TO_GPU),
+    ],
+)
+def test_what_a_view_cannot_be_names_the_ways_out(convert: Any, view: Any, ways_out: tuple[str, ...]) -> None:
     with pytest.raises(DeviceMemoryError) as caught:
-        view.cupy()
-    ways_out = ("tensor 'IMAGE'", "host memory", ".numpy()", "call.to_device(view)", "FORCE_CPU_ONLY_INPUT_TENSORS: no")
-    for words in ways_out:
-        assert words in str(caught.value)
+        convert(view)
+    assert isinstance(caught.value, ModelError)
+    assert [words for words in ("tensor 'IMAGE'", *ways_out) if words not in str(caught.value)] == []
+    assert HANDLE.hex() not in str(caught.value)
 
 
 class WithInterfaceAlone:
@@ -304,16 +305,11 @@ def test_what_is_contiguous_is_no_strided_array_whatever_strides_it_has(gpu: Gpu
     assert isinstance(imported(gpu.runtime, protocol(tensor), gpu.stream()), DeviceArray)
 
 
-def test_arrays_and_views_of_ours_are_taken_as_they_are(gpu: Gpu) -> None:
-    array, stream = gpu.array(numbers((4,))), gpu.stream()
+def test_arrays_and_views_of_ours_are_taken_as_they_are_and_what_is_read_only_says_so(gpu: Gpu) -> None:
+    array, stream, tensor = gpu.array(numbers((4,))), gpu.stream(), DRIVER.tensor(numbers((4,)))
     assert imported(gpu.runtime, array, stream) is array
     assert imported(gpu.runtime, DeviceView("X", array, dtypes.BY_NAME["INT32"], "direct"), stream) is array
-
-
-def test_what_is_read_only_says_so(gpu: Gpu) -> None:
-    tensor = DRIVER.tensor(numbers((4,)))
-    read_only = WithInterfaceAlone(tensor, data=(tensor.address, True))
-    assert imported(gpu.runtime, read_only, gpu.stream()).is_read_only
+    assert imported(gpu.runtime, WithInterfaceAlone(tensor, data=(tensor.address, True)), stream).is_read_only
 
 
 def test_a_tensor_that_takes_part_in_gradients_says_what_its_library_says(gpu: Gpu) -> None:

@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import dtypes
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import on_gpus
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
-from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.protocol.claims import CudaRegionClaim
-from shm_backend_utils.protocol.handover import parse_sealed_key
-from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
-from tests.unit.fake_server import Order, config
+from tests.unit.fake_server import config
 from tests.unit.fake_wires import async_client_of
 from tests.unit.gpu.client.conftest import (
     ON_GPU,
@@ -40,7 +36,7 @@ from tests.unit.gpu.client.conftest import (
     tensor_of,
     wait_until,
 )
-from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
+from tests.unit.gpu.client.gpu_server import GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, in_another_thread, stream_on
 
 LATE_S = 0.1
@@ -68,20 +64,16 @@ def event(runtime: CudaRuntime) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", ["device", "pool"], ids=["lent", "copied"])
-@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("named", ["stream", "event", "nothing"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_late_work_is_waited_for(server: GpuServer, client: ShmClient, stream: int, kind: str, is_named: bool) -> None:
+def test_late_work_is_waited_for(
+    server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, event: Any, kind: str, named: str
+) -> None:
     x = written_late(stream, kind=kind)
-    named = SimpleNamespace(__cuda_stream__=lambda: (0, stream)) if is_named else None
-    np.testing.assert_array_equal(doubled(client, x, cuda_stream=named), 2 * X)
-    np.testing.assert_array_equal(server.inputs["IN0"], X)
-
-
-def test_events_are_named(server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, event: Any) -> None:
-    x = written_late(stream)
     with runtime.on(0):
         runtime.record(event.ptr, stream)
-    client.infer("m", {"IN0": x}, outputs=ON_HOST, cuda_stream=event)
+    by = {"stream": SimpleNamespace(__cuda_stream__=lambda: (0, stream)), "event": event, "nothing": None}[named]
+    np.testing.assert_array_equal(doubled(client, x, cuda_stream=by), 2 * X)
     np.testing.assert_array_equal(server.inputs["IN0"], X)
 
 
@@ -108,12 +100,6 @@ def test_a_result_is_read_first(client: ShmClient, runtime: CudaRuntime, stream:
     np.testing.assert_array_equal(read[0], 2 * X)
 
 
-def test_the_same_stream_waits_for_nothing_else(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
-    with stream_on(runtime) as busy, held_back(busy, process=0):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream, timeout_s=2).release()
-
-
 @pytest.mark.parametrize("stream", ["fast", -5], ids=str)
 def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, stream: object) -> None:
     with pytest.raises(CallerError, match=r"stream|expected"):
@@ -130,38 +116,11 @@ def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClien
     np.testing.assert_array_equal(doubled(client, x, cuda_stream=stream), 2 * X)
 
 
-def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
-    server.answers_early, read = True, []
-    with held_back(server.own_stream, process=PROCESS):
-        result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
-        address = address_of(result)
-        DRIVER.launch(stream, lambda: read.append(now(address).copy()))
-        assert read == []
-    runtime.synchronize_stream(stream, 0)
-    np.testing.assert_array_equal(read[0], 2 * X)
-    result.release()
-
-
 def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
     result = client.submit("m", {"IN0": 3 * X}, outputs=ON_GPU, cuda_stream=2).result()
     np.testing.assert_array_equal(now(address_of(result)), 6 * X)
-
-
-def test_memory_is_not_used_while_a_model_works(server: GpuServer, client: ShmClient, stream: int) -> None:
-    server.answers_early, server.work_s = True, 0.3
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
-    server.work_s = 0.0
-    np.testing.assert_array_equal(doubled(client, 5 * X), 10 * X)
-
-
-def test_a_closed_call_takes_no_stream(client: ShmClient, stream: int) -> None:
-    call = client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU)
-    call.close()
-    with pytest.raises(ClosedError):
-        call.inputs_ready(stream)
 
 
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])
@@ -186,6 +145,9 @@ def test_names_are_for_one_request(server: GpuServer, client: ShmClient, runtime
         put_late(stream, functools.partial(np.copyto, x.peek(), 3 * X))
         call.infer()
         np.testing.assert_array_equal(server.inputs["IN0"], 3 * X)
+        call.close()
+        with pytest.raises(ClosedError):
+            call.inputs_ready(idle)
 
 
 class Wrapped:
@@ -253,17 +215,6 @@ def test_a_copy_of_a_result_holds_no_memory_of_the_slot(client: ShmClient) -> No
     np.testing.assert_array_equal(copied.to_host(), 2 * X)
 
 
-@pytest.mark.parametrize(("name", "is_lent"), [("BOOL", True), ("BF16", True), ("INT64", False)])
-def test_every_data_type_passes(server: GpuServer, cuda: CudaAccess, name: str, is_lent: bool) -> None:
-    dtype = dtypes.BY_NAME[name]
-    server.configs["typed"] = config("typed", dtype=f"TYPE_{name}")
-    values = np.arange(64, dtype=np.uint8).view(dtype.numpy) if name != "BOOL" else np.arange(64) % 2 == 0
-    place = (values.shape, dtype.numpy, "cuda:0")
-    with gpu_client(server, cuda, lend_bytes=0 if is_lent else 2**30) as client:
-        client.infer("typed", {"IN0": tensor_of(values)}, outputs={"OUT0": place})
-        assert server.inputs["IN0"].tobytes() == values.tobytes()
-
-
 def test_a_learned_size_without_room_is_given_up(server: GpuServer, cuda: CudaAccess) -> None:
     with gpu_client(server, cuda, max_bytes=2**22) as client:
         core: Any = client._core
@@ -328,19 +279,6 @@ def test_a_second_try_uses_memory_of_ours(server: GpuServer, client: ShmClient, 
     np.testing.assert_array_equal(doubled(client, tensor_of(X, kind=kind)), 2 * X)
     assert not any(isinstance(claim, CudaRegionClaim) and claim.is_for_one_request for claim in server.claims)
     assert not refusals
-
-
-def test_a_model_that_cannot_import_descriptors_gets_memory_by_cuda_ipc(server: GpuServer, client: ShmClient) -> None:
-    def import_it(order: Order) -> None:
-        if parse_sealed_key(parse_address(order.parameters[SLOT_PARAMETER]).key):
-            raise InferenceError(f"shm:refused: regions[1] refused: {CudaError('importing', 'CUDA_ERROR_UNKNOWN')}")
-
-    server.before = import_it
-    for _ in range(2):
-        with client.infer("m", {"IN0": X}, outputs=ON_GPU) as result:
-            np.testing.assert_array_equal(on_host(result), 2 * X)
-            assert result.path == "direct"
-        assert [type(claim) for claim in server.claims] == [CudaRegionClaim]
 
 
 def test_tasks_have_streams_and_libraries_too(server: GpuServer, cuda: CudaAccess, stream: int) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import linecache
+import functools
 import random
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -17,18 +15,12 @@ import numpy.typing as npt
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.client import (
-    AsyncShmClient,
-    DeadlineExceededError,
-    InferenceError,
-    PoolOptions,
-    Result,
-    ShmClient,
-)
-from shm_backend_utils.errors import PeerError, SlotInDoubtError
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, Result, ShmClient
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fake_wires import async_client_of
 from tests.unit.gpu.client.conftest import (
     ON_GPU,
@@ -45,88 +37,61 @@ from tests.unit.gpu.client.conftest import (
 )
 from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, stream_on
+from tests.unit.side_by_side import side_by_side
 
 LATE_S = 0.3
 DIED = "a model's process ended, or its GPU failed, before the work in this call's memory was done"
 
 
-async def check_that_the_loop_goes_on(
-    server: GpuServer, cuda: CudaAccess, call: Callable[[AsyncShmClient], Any], stream: int, process: int
+@pytest.mark.parametrize(
+    ("late", "path", "kind", "is_named", "is_old"),
+    [
+        ("model", "direct", "device", False, False),
+        *(("user", "direct", "device", True, False), ("user", "direct", "managed", False, False)),
+        *(("user", "direct", "device", False, True), ("user", "inline", "device", True, False)),
+        ("user", "inline", "managed", False, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+def test_who_is_late_blocks_no_event_loop(
+    server: GpuServer, cuda: CudaAccess, stream: int, late: str, path: Any, kind: str, is_named: bool, is_old: bool
 ) -> None:
-    """Make a call whose GPU is at work until another task of the event loop says that it may end."""
-    async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
-        await call(client)  # makes memory
-        with held_back(stream, process) as finish:
-            asyncio.get_running_loop().call_later(0.02, finish.set)
-            await call(client)
-            assert finish.is_set(), "the event loop was blocked"
-        bank = client._memory.bank
+    """Another task of the event loop says that the GPU at work may end."""
+    x = tensor_of(X, kind=kind)
+    server.answers_early = late == "model"
+    if is_old:
+        cuda.runtime._version = 12040
+
+    async def run() -> Any:
+        async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
+            infer = functools.partial(
+                client.infer, "m", outputs=ON_GPU, path=path, cuda_stream=stream if is_named else None
+            )
+            (await infer(inputs={"IN0": X if late == "model" else x})).release()  # makes memory
+            with held_back(*((server.own_stream, PROCESS) if late == "model" else (stream, 0))) as finish:
+                asyncio.get_running_loop().call_later(0.02, finish.set)
+                result = await infer(inputs={"IN0": X if late == "model" else x})
+                assert finish.is_set(), "the event loop was blocked"
+                np.testing.assert_array_equal(now(address_of(result)), 2 * X)
+            result.release()
+            return client._memory.bank
+
+    bank = asyncio.run(run())
     server.sweep()
     wait_until(lambda: not bank.collect())
 
 
-def test_a_model_that_leaves_work_to_its_gpu_blocks_no_event_loop(server: GpuServer, cuda: CudaAccess) -> None:
-    server.answers_early = True
-
-    async def call(client: AsyncShmClient) -> None:
-        result = await client.infer("m", {"IN0": X}, outputs=ON_GPU)
-        np.testing.assert_array_equal(now(address_of(result)), 2 * X)
-
-    asyncio.run(check_that_the_loop_goes_on(server, cuda, call, server.own_stream, PROCESS))
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "is_named", "is_old"),
-    [
-        ("direct", "device", True, False),
-        ("direct", "managed", False, False),
-        ("direct", "device", False, True),
-        ("inline", "device", True, False),
-        ("inline", "managed", False, True),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_a_user_who_is_late_blocks_no_event_loop(
-    server: GpuServer, cuda: CudaAccess, stream: int, path: Any, kind: str, is_named: bool, is_old: bool
-) -> None:
-    if is_old:
-        cuda.runtime._version = 12040
-    x = tensor_of(X, kind=kind)
-
-    async def call(client: AsyncShmClient) -> None:
-        await client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path, cuda_stream=stream if is_named else None)
-
-    asyncio.run(check_that_the_loop_goes_on(server, cuda, call, stream, process=0))
-
-
-def test_a_models_gpu_that_is_late_has_the_call_end_in_time(server: GpuServer, client: ShmClient) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
-    server.answers_early = True
-    late = "a model's GPU was still at work in its memory"
-    with held_back(server.own_stream, PROCESS), pytest.raises(DeadlineExceededError, match=late):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=0.1)
-    np.testing.assert_array_equal(doubled(client, 3 * X), 6 * X)
-
-
-def test_memory_of_a_model_that_died_is_not_used_again(server: GpuServer, client: ShmClient) -> None:
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_memory_of_a_dead_model_is_not_used_again(server: GpuServer, client: ShmClient, has_answered: bool) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     (left,) = server.claims
-    server.dies, server.work_s = True, LATE_S
-    with pytest.raises(InferenceError, match="not healthy"):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU)
-    server.dies, server.work_s = False, 0.0
+    server.answers_early, server.dies, server.work_s = has_answered, not has_answered, LATE_S
+    server.after = lambda _: server.die()
+    with pytest.raises((PeerError, InferenceError), match=DIED if has_answered else "not healthy"):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=20)
+    server.answers_early, server.dies, server.work_s, server.after = False, False, 0.0, lambda _: None
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
     assert server.claims[0] != left
-
-
-def test_a_model_that_died_after_its_answer_is_not_waited_for(server: GpuServer, client: ShmClient) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
-    server.answers_early, server.work_s = True, LATE_S
-    server.after = lambda _: server.die()
-    with pytest.raises(PeerError, match=DIED):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, timeout_s=20)
-    server.after, server.answers_early, server.work_s = (lambda _: None), False, 0.0
-    np.testing.assert_array_equal(doubled(client, X), 2 * X)
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
@@ -159,16 +124,6 @@ def test_a_prepared_call_waits_for_the_models_gpu(server: GpuServer, client: Shm
                     call.infer(timeout_s=0.1)
             assert len(server.orders) == 1
         call.infer().release()
-
-
-def test_a_prepared_call_waits_for_its_last_request(server: GpuServer, client: ShmClient) -> None:
-    with client.prepare("m", {"IN0": tensor_of(X)}, outputs=ON_GPU) as call:
-        with server.at_work_on_the_next():
-            with pytest.raises(DeadlineExceededError):
-                call.infer(timeout_s=1)
-            with pytest.raises(SlotInDoubtError):
-                call.infer(timeout_s=1)
-        np.testing.assert_array_equal(on_host(call.infer()), 2 * X)
 
 
 @pytest.mark.parametrize(
@@ -225,25 +180,13 @@ class Stress:
         self._client = client
         self._runtime = runtime
 
-    def run(self, answers: int) -> None:
-        threads = [threading.Thread(target=self._ask, args=(seed, answers)) for seed in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _ask(self, seed: int, answers: int) -> None:
-        rng = random.Random(seed)
-        try:
-            with stream_on(self._runtime) as stream:
-                left = answers
-                while left > 0:
-                    DRIVER.delay(rng.choice(WORKS_S))
-                    self._server.work_s = rng.choice(WORKS_S)
-                    left -= self._ask_some(rng, stream)
-        except BaseException as error:
-            self.wrong.append(error)
-            raise
+    def ask(self, seed: int) -> None:
+        rng, left = random.Random(seed), ANSWERS
+        with stream_on(self._runtime) as stream:
+            while left > 0:
+                DRIVER.delay(rng.choice(WORKS_S))
+                self._server.work_s = rng.choice(WORKS_S)
+                left -= self._ask_some(rng, stream)
 
     def _ask_some(self, rng: random.Random, stream: int) -> int:
         values = X + np.float32(rng.randrange(1, 1000))
@@ -292,51 +235,24 @@ class Stress:
 def test_no_answer_is_wrong(server: GpuServer, client: ShmClient, runtime: CudaRuntime, answers_early: bool) -> None:
     server.answers_early = answers_early
     stress = Stress(server, client, runtime)
-    stress.run(ANSWERS)
+    side_by_side(*[functools.partial(stress.ask, seed) for seed in range(THREADS)])
     assert stress.wrong == []
 
 
 PACKAGE = Path(shm_backend_utils.__file__).parent
-INTERRUPTED = tuple(
-    str(PACKAGE / each)
-    for each in (
-        *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
-        *("gpu/memory/allocations.py", "gpu/memory/by_descriptor.py", "gpu/memory/bank.py", "gpu/ordering.py"),
-    )
+INTERRUPTED = (
+    *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
+    *("gpu/memory/allocations.py", "gpu/memory/by_descriptor.py", "gpu/memory/bank.py", "gpu/ordering.py"),
 )
 TAKEN_OVER = {"_give_up", "keep_while", "<lambda>"}
 """Where banks take memory over: an interrupt there may lose it; what it must not do is test_device_bank's."""
 
 
-def is_with(frame: FrameType) -> bool:
-    """Return whether the line is one of a `with`: no signal comes between its block and what ends it."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+class InterruptsBefore(Interrupts):
+    """Interrupts everywhere but where memory is taken over."""
 
-
-def interrupted_at(line: int, work: Callable[[], object]) -> str:
-    """Do work that is interrupted at the n-th line that it comes to, of the files above; return which that was."""
-    count, where = 0, ""
-
-    def look(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count, where
-        if not frame.f_code.co_filename.startswith(INTERRUPTED) or frame.f_code.co_name in TAKEN_OVER:
-            return None
-        if event == "line" and not is_with(frame):
-            count += 1
-            if count == line:
-                where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-                raise KeyboardInterrupt
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return where
+    def _uninterrupted(self, code: CodeType) -> set[int]:
+        return set(range(len(code.co_code))) if code.co_name in TAKEN_OVER else super()._uninterrupted(code)
 
 
 @pytest.fixture
@@ -361,8 +277,8 @@ def test_after_an_interrupt_the_next_call_is_right(server: GpuServer, cuda: Cuda
             else:
                 doubled(client, x)
 
-        line, where = 1, "begin"
-        while where:
-            where = interrupted_at(line, work)
-            np.testing.assert_array_equal(doubled(client, x), 2 * X, err_msg=where)
-            line += 1
+        interrupts, number, is_interrupted = InterruptsBefore(*(PACKAGE / each for each in INTERRUPTED)), 1, True
+        while is_interrupted:
+            is_interrupted = interrupts.at(number, work)
+            np.testing.assert_array_equal(doubled(client, x), 2 * X, err_msg=interrupts.where)
+            number += 11  # of as many places to be interrupted at

@@ -1,4 +1,4 @@
-"""Device memory: kept by its owner; opened once by those who map it, with leases that its owner sees."""
+"""Device memory, opened once by those who map it, with leases; and slot records that streams use, registered once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionRefusedError
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings, device_with
+from shm_backend_utils.gpu.memory.pinned import PinnedRecords
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import SharedLease, has_users, use
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -23,10 +26,14 @@ from tests.unit.gpu.fakes import (
     BLOCK,
     CLIENT,
     DRIVER,
+    MODEL,
     NOTHING,
     PATIENCE_S,
     collect_all,
+    held_back,
     in_another_thread,
+    in_forked_child,
+    stream_on,
 )
 
 DEVICE = 1
@@ -215,9 +222,7 @@ def interrupted(*_: object) -> None:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True], ids=["more than was allocated", "interrupted"])
-def test_what_is_refused_is_unmapped_before(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
-) -> None:
+def test_what_is_refused_is_unmapped(shared: Shared, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool) -> None:
     text = rf"^regions\[1\] refused: it claims {BLOCK + 1} bytes of .* {BLOCK}$"
     if is_interrupted:
         text = "^$"
@@ -268,3 +273,109 @@ def test_memory_of_the_same_process_or_of_one_that_seems_to_be_it_is_refused(sha
         DRIVER.namespace(0, "", 0)
         DRIVER.namespace(1, "", 0)
     assert "CUDA_ERROR_INVALID_CONTEXT: the handle was exported by this very process, or by a process with" in own
+
+
+# Slot records that streams use
+
+SLOTS = 3
+
+
+@pytest.fixture
+def three_slots() -> Iterator[ManagedRegion]:
+    region = ManagedRegion.create(1, SLOTS)
+    yield region
+    region.segment.unlink()
+    region.close()
+
+
+def pinned() -> int:
+    return DRIVER.live(MODEL).pinned
+
+
+def write(gpu: CudaRuntime, region: ManagedRegion, slot: int, value: int, device: int) -> None:
+    address = PinnedRecords.of(gpu, region).completed(slot, device)
+    assert address is not None
+    with stream_on(gpu, device) as stream, gpu.on(device):
+        gpu.write_word(address, value, stream)
+
+
+def test_streams_of_every_gpu_write_completed_of_every_slot(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: PinnedRecords.of(gpu, three_slots).completed(0, 0), range(40)))
+    assert (len(set(found)), pinned()) == (1, 1)
+    before = DRIVER.count("cuMemHostRegister")
+    for slot in range(SLOTS):
+        for device in range(2):
+            write(gpu, three_slots, slot, 10 * slot + device, device)
+            assert three_slots.record(slot).completed == 10 * slot + device
+    assert [three_slots.record(slot).started for slot in range(SLOTS)] == [0] * SLOTS
+    assert (DRIVER.count("cuMemHostRegister"), pinned()) == (before + 1, 1)  # the second GPU finds it registered
+
+
+def test_memory_that_somebody_else_has_registered_stays_so(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
+    whole = three_slots.bytes()
+    gpu.pin(whole.ctypes.data, whole.nbytes)
+    write(gpu, three_slots, 0, 7, 0)
+    three_slots.close()
+    collect_all(gpu)
+    assert pinned() == 1
+    gpu.unpin(whole.ctypes.data)
+
+
+def test_an_interrupt_leaves_no_registration(gpu: CudaRuntime, three_slots: ManagedRegion, monkeypatch: Any) -> None:
+    def pin(address: int, byte_size: int) -> None:
+        CudaRuntime.pin(gpu, address, byte_size)
+        raise KeyboardInterrupt
+
+    records = PinnedRecords.of(gpu, three_slots)
+    monkeypatch.setattr(gpu, "pin", pin)
+    with pytest.raises(KeyboardInterrupt):
+        records.completed(0, 0)
+    del records
+    three_slots.close()
+    gc.collect()
+    collect_all(gpu)
+    assert pinned() == 0
+
+
+def test_records_of_a_closed_region_are_half_made(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
+    three_slots.close()
+    with pytest.raises(ClosedError):
+        PinnedRecords.of(gpu, three_slots)
+    gc.collect()  # its finalizer says nothing
+
+
+@pytest.mark.parametrize("way", ["grow", "close"])
+def test_a_mapping_that_ends_is_unregistered(gpu: CudaRuntime, three_slots: ManagedRegion, way: str) -> None:
+    address = PinnedRecords.of(gpu, three_slots).completed(0, 1)
+    assert address is not None
+    kept = three_slots.bytes()
+    with stream_on(gpu, 1) as stream:
+        with held_back(stream):
+            with gpu.on(1):
+                gpu.write_word(address, 5, stream)
+            three_slots.grow(2**20) if way == "grow" else three_slots.close()
+            gc.collect()
+            gpu.retired.collect_soon()
+            time.sleep(0.05)
+            assert (gpu.retired.is_waiting, pinned()) == (True, 1)
+        gpu.synchronize_stream(stream, 1)
+    collect_all(gpu)
+    assert pinned() == 0
+    assert np.count_nonzero(kept == 5) >= 1
+    if way == "grow":
+        write(gpu, three_slots, 0, 6, 1)
+        assert three_slots.record(0).completed == 6
+
+
+def test_a_forked_child_unregisters_nothing(gpu: CudaRuntime, three_slots: ManagedRegion) -> None:
+    write(gpu, three_slots, 0, 7, 0)
+
+    def let_go() -> None:
+        three_slots.close()
+        gc.collect()
+        assert not gpu.retired.is_waiting
+
+    in_forked_child(let_go)
+    write(gpu, three_slots, 0, 8, 0)
+    assert three_slots.record(0).completed == 8

@@ -26,16 +26,8 @@ from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from tests.unit.gpu.fakes import (
-    BLOCK,
-    DRIVER,
-    PATIENCE_S,
-    collect_all,
-    fails_by,
-    left_of,
-    that_nobody_loads,
-    wait_until,
-)
+from tests.unit.gpu.fakes import BLOCK, DRIVER, PATIENCE_S, collect_all, fails_by, that_nobody_loads, wait_until
+from tests.unit.side_by_side import side_by_side
 
 LIMIT = 2 * BLOCK
 OWNER = 0
@@ -90,7 +82,7 @@ class Slots:
 
     @property
     def allocations(self) -> int:
-        return left_of(OWNER).allocations
+        return DRIVER.live(OWNER).allocations
 
     def close(self) -> None:
         for region in self._regions:
@@ -188,11 +180,7 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
 
     for _ in range(3):
         in_use[0] = True
-        threads = [threading.Thread(target=keep) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        side_by_side(*[keep] * 4)
         time.sleep(0.1)
         assert (len(collectors()), all(each() for each in seen)) == (1, True)
         in_use[0] = False

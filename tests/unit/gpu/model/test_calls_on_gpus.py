@@ -23,7 +23,6 @@ from shm_backend_utils.memory.locks import has_borrowers, has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.claims import CudaRegionClaim
@@ -33,20 +32,7 @@ from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.emulated import delivered, error_of, outputs_of
-from tests.unit.gpu.fakes import (
-    BLOCK,
-    DRIVER,
-    MODEL,
-    NOTHING,
-    SIZE,
-    array_on,
-    collect_all,
-    content,
-    held_back,
-    kernel,
-    left_of,
-    stream_on,
-)
+from tests.unit.gpu.fakes import BLOCK, DRIVER, MODEL, SIZE, array_on, content, held_back, kernel, left_of, stream_on
 from tests.unit.gpu.model.conftest import DEVICE, SLOTS, Calls, Client, session_on
 from tests.unit.sessions import session_of, tensor
 
@@ -58,9 +44,7 @@ named_or_not = pytest.mark.parametrize("is_named", [True, False], ids=["named", 
 
 def test_an_input_on_a_gpu_is_there_already(calls: Calls) -> None:
     def infer(call: Call) -> None:
-        x = call.input("X")
-        assert isinstance(x, DeviceView)
-        array = call.to_device(x)
+        array = call.to_device(call.input("X"))
         assert (array.address, array.device) == (call._memories[1 + DEVICE].address, DEVICE)
         assert array.is_read_only
 
@@ -263,18 +247,6 @@ def model(cuda: CudaRuntime, region: ManagedRegion, allocation: CudaAllocation) 
         yield model
 
 
-@pytest.fixture
-def manager(cuda: CudaRuntime, allocation: CudaAllocation) -> Iterator[SharedMemoryManager]:
-    manager = SharedMemoryManager(cuda=CudaAccess(lambda: cuda))
-    yield manager
-    manager.unregister_all()
-
-
-def register(manager: SharedMemoryManager, allocation: CudaAllocation, name: str = "mine") -> MappedRegion:
-    manager.register_cuda_shared_memory(name, allocation.handle, SIZE, OTHER_DEVICE)
-    return manager._registry.names[name]
-
-
 def refusal(work: Callable[[], object], *secrets: bytes) -> ShmError:
     with pytest.raises((RegionRefusedError, MachineError)) as caught:
         work()
@@ -290,17 +262,6 @@ def refusal(work: Callable[[], object], *secrets: bytes) -> ShmError:
 def test_claims_of_one_memory_may_differ(model: Model, allocation: CudaAllocation, first: int, second: int) -> None:
     for byte_size in (first, second):
         assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).memory.byte_size == byte_size
-
-
-def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, allocation: CudaAllocation) -> None:
-    claim = claim_of_allocation(allocation, fence=None)
-    for _ in range(2):
-        in_use = model.resolver.open_further(Table({}, {}, (claim,)), None)
-        model.resolver.sweep()
-        assert left_of(MODEL).opened == 1
-        in_use.unmap_passing()
-        in_use.release()
-        assert left_of(MODEL) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -328,8 +289,8 @@ def test_memory_that_cannot_be_claimed_is_refused_and_the_client_may_free_it(
     assert error.field == FIELD
     assert region.segment.key not in str(error)
     assert [word for word in words if word not in error.reason] == []
-    collect_all(cuda)
-    assert left_of(MODEL) == NOTHING
+    cuda.retired.collect_now()
+    assert not any(left_of(MODEL))
     assert not has_users(region.segment.fileno())
 
 
@@ -351,7 +312,7 @@ def test_memory_for_one_request_that_is_too_much_is_unmapped_before_that_is_told
     said = Table({}, {}, (claim_of_allocation(allocation, **changes),))
     with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES") as caught:  # which keeps the frames
         model.resolver.open_further(said, slot)
-    assert left_of(MODEL) == NOTHING
+    assert not any(left_of(MODEL))
     assert not has_borrowers(region.segment.fileno(), layout.record_offset(0, region.header.record_byte_size))
     del caught, slot
     model.close()
@@ -360,8 +321,10 @@ def test_memory_for_one_request_that_is_too_much_is_unmapped_before_that_is_told
 # Registered by hand
 
 
-def test_registered_memory_is_the_clients(manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
-    register(manager, allocation)
+def test_registered_memory_is_the_clients(cuda: CudaRuntime, allocation: CudaAllocation) -> None:
+    manager = SharedMemoryManager(cuda=CudaAccess(lambda: cuda))
+    registered: tuple[Any, ...] = ("mine", allocation.handle, SIZE, OTHER_DEVICE)
+    manager.register_cuda_shared_memory(*registered)
     here = DRIVER.memory(allocation.address, (SIZE,), np.uint8)
     here[:] = 0
     part = manager.get_memory_info("mine", 100, 10)
@@ -372,4 +335,6 @@ def test_registered_memory_is_the_clients(manager: SharedMemoryManager, allocati
     with pytest.raises(CallerError, match=f"of region 'mine' were asked for; expected 0 to {SIZE}"):
         manager.get_memory_info("mine", 1, SIZE)
     with pytest.raises(CallerError, match="region 'mine' is registered already; unregister it first"):
-        register(manager, allocation)
+        manager.register_cuda_shared_memory(*registered)
+    del part
+    manager.unregister_all()

@@ -22,27 +22,8 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.spans import OutputSpan
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
-from tests.unit.gpu.fakes import (
-    DRIVER,
-    MODEL,
-    PATIENCE_S,
-    array_on,
-    collect_all,
-    held_back,
-    kernel,
-    stream_on,
-    wait_until,
-)
-from tests.unit.gpu.model.conftest import (
-    DEVICE,
-    HOST,
-    LONG_NAME,
-    LONG_SHAPE,
-    SHORTER_NAME,
-    Calls,
-    Client,
-    calls_of,
-)
+from tests.unit.gpu.fakes import DRIVER, MODEL, array_on, collect_all, held_back, kernel, stream_on, wait_until
+from tests.unit.gpu.model.conftest import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Calls, Client, calls_of
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 LONG = ("WIDE", SHORTER_NAME, LONG_NAME)
@@ -216,9 +197,7 @@ def test_the_model_waits_where_the_client_could_not(early_calls: Calls, case: st
     assert client.host.is_free(1)
 
 
-def test_the_model_waits_for_a_copy_that_reads_pinned_memory_of_the_host(
-    client: Client, cuda: Any, monkeypatch: Any
-) -> None:
+def test_the_model_waits_for_a_copy_of_pinned_memory(client: Client, cuda: Any, monkeypatch: Any) -> None:
     read = list[float]()
 
     def infer(call: Call) -> None:
@@ -320,9 +299,7 @@ def test_records_that_are_pinned_already_are_not_pinned_again(client: Client, cu
 
 
 @pytest.mark.parametrize("error", [ILLEGAL, "CUDA_ERROR_UNKNOWN"])
-def test_a_gpu_that_fails_after_the_answer_leaves_the_slot_as_that_of_a_dead_model(
-    early_calls: Calls, error: str
-) -> None:
+def test_a_gpu_that_fails_after_the_answer_leaves_a_dead_models_slot(early_calls: Calls, error: str) -> None:
     client = early_calls.client
     early_calls.serve(double_into(early_calls.stream, "Y"), {"Y": DEVICE})  # makes memory
     wait_until(lambda: is_given_back(early_calls))
@@ -351,4 +328,4 @@ def test_memory_stays_mapped_although_the_session(early_calls: Calls, let_go: Ca
         letting_go.join(0.3)  # it may wait for the GPU, or come back to it later
         assert has_users(region.segment.fileno()), "the client would free what the GPU writes to"
         finish.set()
-        letting_go.join(PATIENCE_S)
+        letting_go.join(20)

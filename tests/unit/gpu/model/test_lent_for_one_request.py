@@ -172,16 +172,6 @@ def test_an_error_keeps_the_locals_that_it_may(calls: Calls, is_lent: bool) -> N
     del caught
 
 
-def test_a_client_that_takes_the_slot_back_finds_it_unmapped(calls: Calls) -> None:
-    client = calls.client
-    sent = client.request(0, {}, **LENT)
-    client.region.record(0).begin(client.host.generations[0] + 1, b"")
-    client.host.generations[0] += 1
-    assert "shm:stale" in error_of(calls.session, sent, read)
-    assert counts() == (0, 0)
-    assert client.host.is_free(0)
-
-
 def test_what_no_slot_fences_is_unmapped_before_the_answer_also_while_another_thread_unmaps(calls: Calls) -> None:
     calls.cuda.retired._lock.acquire()  # as the sweeper does
     late = threading.Timer(0.1, calls.cuda.retired._lock.release)

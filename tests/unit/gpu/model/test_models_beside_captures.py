@@ -1,9 +1,10 @@
-"""A model beside graph captures of its process: what names its streams ends none, and the rest is refused."""
+"""A model beside graph captures of its process, which it ends only if it names no stream; the calls that it makes."""
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from tests.unit.gpu.fakes import (
     array_on,
     captured,
     captured_elsewhere,
-    content,
     held_back,
     kernel,
     left_of,
+    recorded_calls,
 )
 from tests.unit.gpu.model.conftest import DEVICE, HOST, Calls, Client, calls_of
 
@@ -70,22 +71,6 @@ def test_a_model_that_names_its_streams_ends_no_capture(
         calls.session._open_context().resolver.sweep()
         calls.session.close()
         assert left_of(MODEL).opened == 0
-
-
-def test_memory_of_calls_is_used_again_and_waits_for_no_stranger(calls: Calls) -> None:
-    addresses = set()
-
-    def infer(call: Call) -> None:
-        call.ready_on(calls.stream)
-        y = call.device_output("Y", (4,), np.float32)
-        addresses.add(y.array.address)
-        kernel(calls.stream, lambda memory: memory.fill(7), y.array)
-
-    DRIVER.forget()
-    for slot in range(3):
-        calls.serve(infer, {"Y": HOST}, slot=slot)
-        assert calls.client.output(slot) == [7] * 4
-    assert (len(addresses), DRIVER.count("cuMemFree", MODEL), DRIVER.count("cuMemAlloc", MODEL)) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("way", ["copy", "end"])
@@ -138,16 +123,55 @@ def test_a_sweep_waits_for_no_gpu(calls: Calls) -> None:
         assert calls.cuda.retired.is_waiting, "the sweep has waited until the stream was done"
 
 
-def test_an_array_that_model_py_keeps_is_its_own(calls: Calls) -> None:
-    kept = []
+RELAXED = "cuThreadExchangeStreamCaptureMode"
+READY_ON = ("cuCtxPushCurrent", "cuStreamGetCtx", "cuStreamIsCapturing", "cuCtxPopCurrent")
+ENDS = {
+    False: (
+        *("cuCtxPushCurrent", "cuStreamIsCapturing", "cuEventRecord"),
+        *(RELAXED, "cuEventSynchronize", RELAXED, "cuCtxPopCurrent"),
+    ),
+    True: (
+        *("cuCtxPushCurrent", "cuStreamIsCapturing", "cuEventRecord"),
+        *("cuStreamWaitEvent", "cuStreamWriteValue64", "cuCtxPopCurrent"),
+    ),
+}
+"""By whether the answer leaves before the GPU is done."""
 
+
+@pytest.fixture(params=[False, True], ids=["after the GPU", "SHM_GPU_EVENTS"])
+def is_early(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def warm_calls(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch, is_early: bool) -> Iterator[Calls]:
+    with calls_of(cuda, client, monkeypatch, gpu_events=is_early) as calls:
+        yield calls
+
+
+def test_a_call_that_names_its_stream(warm_calls: Calls, is_early: bool) -> None:
     def infer(call: Call) -> None:
-        call.ready_on(calls.stream)
-        kept.append(call.device_output("Y", (4,), np.float32).array)
+        call.ready_on(warm_calls.stream)
+        call.input("X")
+        call.output("Y", (4,), np.float32)
 
-    calls.serve(infer, {"Y": HOST})
-    content(kept[0])[:] = 3
-    calls.serve(infer, {"Y": HOST}, slot=1)
-    assert len({each.address for each in kept}) == 2
-    assert content(kept[0]).tolist() == [3] * 4
-    kept.clear()
+    for _ in range(3):
+        with recorded_calls(warm_calls.cuda) as found:
+            warm_calls.serve(infer, {"Y": DEVICE})
+        assert bool(warm_calls.client.events()) == is_early
+        warm_calls.client.wait_for_gpus()
+        warm_calls.collect()
+    assert found == [*READY_ON, *ENDS[is_early]]
+
+
+def test_a_copy_to_the_gpu(warm_calls: Calls) -> None:
+    def infer(call: Call) -> None:
+        call.ready_on(warm_calls.stream)
+        call.to_device(call.input("X")).let_wait(warm_calls.stream, DEVICE)
+
+    for _ in range(3):
+        request = warm_calls.client.host.request({"X": np.ones(4, np.float32)}, {})
+        with recorded_calls(warm_calls.cuda) as found:
+            (response,) = warm_calls.session.serve([request], infer)
+        assert response.error() is None
+    assert len(found) <= 39, " ".join(found)

@@ -25,6 +25,7 @@ from tests.unit.gpu.fakes import (
     stream_on,
     wait_until,
 )
+from tests.unit.side_by_side import side_by_side
 
 
 class Work:
@@ -83,12 +84,9 @@ def streams(gpu: CudaRuntime) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("delay", [0, 0.005])
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_stream_that_is_named_comes_first(begin: Begin, streams: list[int], device: int, delay: float) -> None:
+def test_a_stream_that_is_named_comes_first_alone(begin: Begin, streams: list[int], device: int, delay: float) -> None:
     DRIVER.delay(delay)
     begin(streams[0], 0).comes_before([NamedStream(streams[0])], device, streams[2 * device + 1])
-
-
-def test_streams_that_are_not_named_do_not(begin: Begin, streams: list[int]) -> None:
     begin(streams[0], 0).is_not_waited_for([NamedStream(streams[2])], 0, streams[1])
 
 
@@ -241,26 +239,15 @@ def test_streams_go_with_what_made_them_and_what_is_on_them_is_done(gpu: CudaRun
 
 @pytest.mark.usefixtures("switching_often")
 def test_no_two_threads_have_one_stream(gpu: CudaRuntime) -> None:
-    streams, threads, turns = OwnStreams(gpu), 8, 200
-    in_use: Counter[int] = Counter()
-    found: list[str] = []
-    begin = threading.Barrier(threads)
+    streams, threads, in_use = OwnStreams(gpu), 8, Counter[int]()
 
     def use() -> None:
-        begin.wait()
-        for turn in range(turns):
+        for turn in range(200):
             with streams.one(turn % 2) as stream:
                 in_use[stream] += 1
-                if in_use[stream] != 1:
-                    found.append(f"{stream:#x} is used twice")
-                if gpu.stream_device(stream, 0) != turn % 2:
-                    found.append(f"{stream:#x} is of the other device")
+                assert in_use[stream] == 1, "it is used twice"
+                assert gpu.stream_device(stream, 0) == turn % 2
                 in_use[stream] -= 1
 
-    workers = [threading.Thread(target=use) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(PATIENCE_S)
-    assert found == []
+    side_by_side(*[use] * threads)
     assert DRIVER.live().streams <= 2 * threads

@@ -23,6 +23,7 @@ from shm_backend_utils.gpu.ordering import Mark, OwnStreams, do_after_all_work, 
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedEvent, NamedStream
 from tests.unit.gpu.fakes import DRIVER, NOTHING, PATIENCE_S, collect_all, held_back, stream_on, wait_until
+from tests.unit.side_by_side import side_by_side
 
 
 @pytest.fixture
@@ -132,11 +133,7 @@ def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) ->
             gpu.retired.add(functools.partial(done.append, number))
             gpu.retired.collect()
 
-    threads = [threading.Thread(target=let_go, args=(1000 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    side_by_side(*[functools.partial(let_go, 1000 * index) for index in range(4)])
     collect_all(gpu)
     assert sorted(done) == sorted(1000 * index + number for index in range(4) for number in range(300))
 
