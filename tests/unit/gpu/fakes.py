@@ -91,6 +91,20 @@ def fails_by(name: str) -> Iterator[None]:
     assert f"failed with {name}: " in str(caught.value)
 
 
+class OwnedStream:
+    """A stream of a library, which goes with its object."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.create_stream(0)
+        self._runtime = runtime
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+    def __del__(self) -> None:
+        self._runtime.destroy_stream(self.handle, 0)
+
+
 @contextlib.contextmanager
 def stream_on(runtime: CudaRuntime, device: int = 0) -> Iterator[int]:
     stream = runtime.create_stream(device)

@@ -35,6 +35,7 @@ from tests.unit.gpu.client.test_waiting_for_gpus import DIED
 from tests.unit.gpu.fakes import (
     DRIVER,
     MODES,
+    OwnedStream,
     captured,
     captured_elsewhere,
     held_back,
@@ -44,20 +45,6 @@ from tests.unit.gpu.fakes import (
 )
 
 REFUSED = "this call names no stream, .* name the call's streams by cuda_stream, or capture no graph meanwhile"
-
-
-class OwnedStream:
-    """A stream of a library, which goes with its object."""
-
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self.handle = runtime.create_stream(0)
-        self._runtime = runtime
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-    def __del__(self) -> None:
-        self._runtime.destroy_stream(self.handle, 0)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -106,6 +93,14 @@ def test_a_call_without_streams_is_refused_and_the_capture_goes_on(
     assert server.orders == []
     np.testing.assert_array_equal(doubled(client, X), 2 * X)
     runtime.destroy_stream(blocking, 0)
+
+
+def test_a_named_stream_in_capture_is_refused_and_its_capture_goes_on(
+    server: GpuServer, client: ShmClient, stream: int
+) -> None:
+    with captured(stream), pytest.raises(CallerError, match="a stream that cuda_stream names is being captured"):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
+    assert server.orders == []
 
 
 def test_if_the_driver_refuses_the_call_the_reason_is_the_same(client: ShmClient) -> None:

@@ -109,7 +109,7 @@ def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, s
 def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClient, stream: int) -> None:
     x = tensor_of(X)
     client.infer("m", {"IN0": x}, outputs=ON_GPU).release()  # makes memory
-    late = "its GPU was still at work on what comes before it"
+    late = "earlier work on its GPU, or the copy of its inputs, was not done; its request was not sent"
     with held_back(stream, process=0), pytest.raises(DeadlineExceededError, match=late):
         client.infer("m", {"IN0": x}, outputs=ON_GPU, cuda_stream=stream, timeout_s=0.1)
     assert len(server.orders) == 1

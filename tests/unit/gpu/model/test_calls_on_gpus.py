@@ -267,7 +267,7 @@ def test_claims_of_one_memory_may_differ(model: Model, allocation: CudaAllocatio
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"handle": bytes(HANDLE_LENGTH)}, ["CUDA_ERROR_INVALID_VALUE", "the handle is none of this machine's GPUs"]),
+        ({"handle": bytes(HANDLE_LENGTH)}, ["CUDA_ERROR_INVALID_VALUE", "it is of a GPU that is not in this machine"]),
         ({"byte_size": BLOCK + 1}, [f"it claims {BLOCK + 1} bytes of an allocation of {BLOCK}"]),
         ({"device_uuid": "0" * 32}, ["that this model does not see (it sees 2)", "--gpus", "instance_group"]),
     ],

@@ -16,7 +16,18 @@ import pytest
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, StreamCall
 from tests.unit.emulated import answers_to, error_of, message_of
-from tests.unit.gpu.fakes import DRIVER, MODEL, array_on, captured, held_back, kernel, left_of, stream_on, wait_until
+from tests.unit.gpu.fakes import (
+    DRIVER,
+    MODEL,
+    OwnedStream,
+    array_on,
+    captured,
+    held_back,
+    kernel,
+    left_of,
+    stream_on,
+    wait_until,
+)
 from tests.unit.gpu.model.conftest import DEVICE, HOST, Calls, Client, calls_of
 from tests.unit.side_by_side import side_by_side
 
@@ -70,6 +81,17 @@ def test_a_gpu_on_which_none_is_named_is_waited_for_as_a_whole(calls: Calls, on_
 
     calls.serve(infer, {"Y": 1, "Z": DEVICE})
     assert (calls.client.output(), calls.client.output(0, "Z")) == ([7] * 4, [7] * 4)
+
+
+def test_a_named_stream_lives_until_its_work_is_done(calls: Calls) -> None:
+    def infer(call: Call) -> None:
+        own, y = OwnedStream(calls.cuda), array_on(calls.cuda, [0] * 4)
+        call.ready_on(own)
+        fill(own.handle, y)
+        call.put("Y", y)
+
+    calls.serve(infer, {"Y": DEVICE})
+    assert calls.client.output() == [7] * 4
 
 
 # What cannot be waited for

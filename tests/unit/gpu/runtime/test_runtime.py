@@ -195,6 +195,7 @@ def test_an_error_has_cudas_name_and_advice(gpu: CudaRuntime) -> None:
     assert str(CudaError("x", "CUDA_ERROR_UNKNOWN")).endswith(
         ": see CUresult in CUDA's documentation of the driver API"
     )
+    assert str(CudaError("x", "CUDA_ERROR_MISALIGNED_ADDRESS")).endswith("restart it, or load the model again")
 
 
 def test_all_errors_with_advice_are_cudas() -> None:
@@ -320,6 +321,7 @@ def test_streams_and_events_of_libraries_are_named_in_their_order() -> None:
     runtimes = of_class("cudaEvent_t", __int__=lambda _: 0x1234)
     for event in (torchs, cuda_cores, bindings.CUevent(0x1234), runtimes):
         assert named(event) == (NamedEvent(0x1234),)
+        assert named(event)[0].owner is event
 
 
 @pytest.mark.parametrize(
