@@ -74,28 +74,20 @@ def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: 
     SlotPool(PoolOptions()).abandon()  # one that never had memory
 
 
-def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
-    abandoned: list[threading.Thread] = []
+def abandon_in_a_thread(pool: SlotPool) -> None:
+    other = threading.Thread(target=pool.abandon)
+    other.start()
+    other.join()
 
-    def abandon() -> None:
-        other = threading.Thread(target=pool.abandon)
-        other.start()
-        abandoned.append(other)
 
-    held = take(pool, holder=Disruptive(abandon))
+@pytest.mark.parametrize("abandon", [abandon_in_a_thread, SlotPool.abandon])
+def test_a_pool_that_is_abandoned_while_it_is_locked_is_closed_then(
+    pool: SlotPool, abandon: Callable[[SlotPool], None]
+) -> None:
+    held = take(pool, holder=Disruptive(lambda: abandon(pool)))
     waiter = pool.request(Need(1), "wait")
-    abandoned[0].join()
     with pytest.raises(ClosedError):
         waiter.granted.result(LONG_S)
-    assert own_files() == set()
-    assert held[1].nbytes
-
-
-def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
-    held = take(pool, holder=Disruptive(pool.abandon))
-    waiter = pool.request(Need(1), "wait")
-    with pytest.raises(ClosedError):
-        waiter.granted.result(5)
     eventually(lambda: own_files() == set())
     assert held[1].nbytes
 
@@ -112,7 +104,7 @@ def test_a_handler_of_the_log_may_ask_for_the_pools_figures(pool: SlotPool) -> N
     assert held[1].nbytes
 
 
-@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon])
 def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) -> None:
     before = threading.enumerate()
     pool = SlotPool(PoolOptions(max_bytes=REGION))
@@ -183,9 +175,7 @@ def test_an_interrupt_at_any_step_of_taking_what_was_granted_leaves_no_reservati
     was_interrupted, step = True, 1
     while was_interrupted:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
-            pool.take_granted(
-                pool.request(Need(PAGE_SIZE + 1, group="other"), "another")
-            )  # makes way, for more than asked
+            take(pool, PAGE_SIZE + 1, group="other")  # makes way, for more than asked
             waiter = pool.request(Need(1), "taker")
             was_interrupted = INTERRUPTS.at(step, lambda: pool.take_granted(waiter))  # noqa: B023
             pool.withdraw(waiter)
@@ -217,15 +207,13 @@ def test_an_interrupt_at_any_step_of_a_finalizer_loses_no_region(monkeypatch: py
             held = [pool.take_granted(pool.request(Need(1), "another"))]
             INTERRUPTS.at(step, held.clear)
             heal(pool, monkeypatch)
-            waiter = pool.request(Need(1), "next")
-            assert waiter.granted.done(), f"the region is lost after an interrupt at {INTERRUPTS.where}"
-            region, memory = pool.take_granted(waiter)
+            region, memory = take(pool)
             assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after {INTERRUPTS.where}"
             assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)
         step += 1
 
 
-@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon])
 def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterwards(
     end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -41,17 +42,12 @@ def taken(pool: SlotPool, count: int) -> list[tuple[SlotRegion, Memory]]:
     return [take(pool) for _ in range(count)]
 
 
-def test_the_more_calls_there_are_the_more_share_the_next_region(pool: SlotPool) -> None:
-    sizes = Counter(region.key for region, _ in taken(pool, 300))
+def test_the_more_calls_there_are_the_more_share_the_next_region_with_a_slot_and_data_each(pool: SlotPool) -> None:
+    calls = taken(pool, 300)
+    sizes = Counter(region.key for region, _ in calls)
     assert list(sizes.values()) == [1] * ALONE + [8, 24, 72, 192]
-
-
-def test_calls_of_one_region_have_a_slot_and_data_of_their_own(pool: SlotPool) -> None:
-    calls = taken(pool, 24)[ALONE:]
-    assert len({region.key for region, _ in calls}) == 2
-    for region, _ in calls:
-        assert region.data_offset + region.capacity == region.data_end <= region.byte_size
-    for (one, its), (other, others) in itertools.pairwise(calls):
+    for (one, its), (other, others) in itertools.pairwise(calls[ALONE:]):
+        assert one.data_offset + one.capacity == one.data_end <= one.byte_size
         if one.key == other.key:
             assert one.slots[0].address_pattern != other.slots[0].address_pattern
             assert one.data_end <= other.data_offset or other.data_end <= one.data_offset
@@ -102,22 +98,19 @@ def test_they_outlive_the_pool_with_the_last_array(pool: SlotPool) -> None:
     assert calls[-1][1][-1] == 11
 
 
-def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool, is_kept: bool) -> None:
     calls = taken(pool, 12)
-    spoiled, kept = calls[-1]
-    del calls
+    spoiled, memory = calls[-1]
+    kept = [memory] * is_kept
+    del calls, memory
     spoiled.spoil("lost")
-    assert spoiled.key not in {region.key for region, _ in taken(pool, 24)}
-    del kept
+    calls = [pool.take_idle(Need(1), Origin.here("a call")) or take(pool) for _ in range(24)]
+    assert spoiled.key not in {region.key for region, _ in calls}
+    del calls
+    kept.clear()
     assert pool.status.held == 0
     assert not is_there(spoiled)
-
-
-def test_idle_ones_that_are_spoiled_are_not_taken(pool: SlotPool) -> None:
-    spoiled = taken(pool, 12)[-1][0]
-    spoiled.spoil("lost")
-    calls = [pool.take_idle(Need(1), Origin.here("a call")) or take(pool) for _ in range(12)]
-    assert spoiled.key not in {region.key for region, _ in calls}
 
 
 def test_one_small_result_that_is_kept_leaves_room_for_a_large_call() -> None:
@@ -150,7 +143,7 @@ def test_an_interrupt_while_they_are_shared_leaves_no_call_without_memory(
     assert len({(region.key, region.slots[0].index) for region, _ in calls}) == len(calls)
 
 
-@pytest.mark.parametrize("need", [Need(1, 2), Need(1, group="another")], ids=["of two slots", "of another group"])
+@pytest.mark.parametrize("need", [Need(1, 2), Need(1, group="another")])
 def test_calls_of_other_kinds_have_a_region_each(pool: SlotPool, need: Need) -> None:
     held = [pool.take_granted(pool.request(need, "a call")) for _ in range(12)]
     assert len({region.key for region, _ in held}) == 12
@@ -195,20 +188,15 @@ def begun(pool: SlotPool) -> tuple[RowBlocks[str], Row[str]]:
 
 def test_a_row_in_doubt_is_handed_out_only_when_its_slot_is_reclaimed(pool: SlotPool) -> None:
     blocks, first = begun(pool)
-    row = blocks.take("calls")
-    assert row is not None
-    slot = row.slot
+    slot = cast(Any, blocks.take("calls")).slot
     slot.state = "sent"
-    del row
     lease = first.region._region.lease(slot.index)
     assert lease.take()  # as a model that is at work there
-    third = blocks.take("calls")
-    assert third is not None
+    third: Any = blocks.take("calls")
     assert third.slot is not slot
     lease.give_back()
     generation = slot.generation
-    again = blocks.take("calls")
-    assert again is not None
+    again: Any = blocks.take("calls")
     assert again.slot is slot
     assert (slot.generation, slot.state) == (generation + 1, "free")
 
@@ -258,16 +246,12 @@ def together(server: FakeServer, client: ShmClient, sizes: list[int]) -> int:
     return len(set(regions(server)))
 
 
-def test_calls_one_after_another_begin_no_block_even_while_results_are_held(
-    server: FakeServer, client: ShmClient
-) -> None:
-    held = [client.infer("m", {"IN0": np.ones((2, 3), np.float32)}) for _ in range(3)]
-    assert len(set(regions(server))) == len(held)
-
-
 def test_calls_under_way_together_share_a_region_and_the_next_one_alone_counts_on_others_but_once(
     server: FakeServer, client: ShmClient
 ) -> None:
+    held = [client.infer("m", {"IN0": np.ones((2, 3), np.float32)}) for _ in range(3)]
+    assert len(set(regions(server))) == len(held), "calls one after another begin no block"
+    held.clear()
     assert together(server, client, [2] * 5) == 2, "the first one could not know of the others"
     assert together(server, client, [2] * 5) == 1, "now it counts on them"
     for _ in range(2):

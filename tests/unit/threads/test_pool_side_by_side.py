@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import random
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import RowBlocks
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.side_by_side import side_by_side
+from tests.unit.taken_regions import own_files
 
 pytestmark = pytest.mark.usefixtures("switching_often")
 THREADS = 8
@@ -49,10 +48,9 @@ def take(pool: SlotPool, chance: random.Random) -> Any:
     try:
         waiter.granted.result(chance.choice([0.0, 0.001, 10]))
     except concurrent.futures.TimeoutError:
-        if chance.random() < 0.5 or not waiter.granted.cancel():
-            pool.withdraw(waiter)
-        else:
-            pool.withdraw(waiter)
+        if chance.random() < 0.5:
+            waiter.granted.cancel()
+        pool.withdraw(waiter)
         return None
     return pool.take_granted(waiter)
 
@@ -82,12 +80,8 @@ def use(pool: SlotPool, holders: Holders, seed: int) -> None:
         del rest
 
 
-def files() -> list[Path]:
-    return list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
-
-
 def test_threads_that_take_wait_and_give_up_never_share_a_region() -> None:
-    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(files())
+    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(own_files())
     is_over = threading.Event()
 
     def look_on() -> None:
@@ -111,13 +105,13 @@ def test_threads_that_take_wait_and_give_up_never_share_a_region() -> None:
     assert (status.held, status.quarantined) == (0, 0)
     pool.drop_idle()
     assert pool.status.byte_size == 0
-    assert len(files()) == before
+    assert len(own_files()) == before
     pool.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait(seed: int) -> None:
-    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(files())
+    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(own_files())
     rounds = threading.Semaphore(0)
 
     def use_until_closed(number: int) -> None:
@@ -134,7 +128,7 @@ def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait
 
     side_by_side(close, *[lambda number=number: use_until_closed(number) for number in range(1, THREADS)])
     assert all(rounds.acquire(timeout=0) for _ in range(1, THREADS))
-    assert len(files()) == before
+    assert len(own_files()) == before
     assert pool.status.byte_size == 0
 
 
