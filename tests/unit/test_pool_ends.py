@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.client.errors import DeadlineExceededError
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool import pool as pool_module
@@ -27,9 +25,7 @@ from shm_backend_utils.memory.repeater import Repeater
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.e2e.eventually import eventually
-from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import client_of
-from tests.unit.taken_regions import REGION, SHM, is_there, own_files, take, used
+from tests.unit.taken_regions import REGION, is_there, own_files, take, used
 
 LONG_S = 30.0
 
@@ -81,9 +77,7 @@ def abandon_in_a_thread(pool: SlotPool) -> None:
 
 
 @pytest.mark.parametrize("abandon", [abandon_in_a_thread, SlotPool.abandon])
-def test_a_pool_that_is_abandoned_while_it_is_locked_is_closed_then(
-    pool: SlotPool, abandon: Callable[[SlotPool], None]
-) -> None:
+def test_a_pool_abandoned_while_locked_is_closed_then(pool: SlotPool, abandon: Callable[[SlotPool], None]) -> None:
     held = take(pool, holder=Disruptive(lambda: abandon(pool)))
     waiter = pool.request(Need(1), "wait")
     with pytest.raises(ClosedError):
@@ -214,9 +208,7 @@ def test_an_interrupt_at_any_step_of_a_finalizer_loses_no_region(monkeypatch: py
 
 
 @pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon])
-def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterwards(
-    end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_that_ends_early_has_no_thread(end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     class Late(Repeater):
@@ -235,7 +227,6 @@ def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterward
     assert own_files() == set()
 
 
-X = np.arange(4, dtype=np.float32)
 LARGER = 2 * region_size(Need(1))
 
 
@@ -291,35 +282,3 @@ def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
     go(registering)
     assert (told_too_early, is_there(region)) == ([], False)
     assert registering.take_unregistered() == [region.key]
-
-
-def test_memory_of_a_request_without_an_answer_and_of_a_client_that_closes_is_removed_and_then_unregistered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    had_its_name: dict[str, bool] = {}
-    unregister = FakeServer.unregister
-
-    def noting(server: FakeServer, name: str) -> None:
-        if server.orders:  # else it is what finds out the path
-            had_its_name[name] = (SHM / name).exists()
-        unregister(server, name)
-
-    def be_silent(_: object) -> None:
-        raise DeadlineExceededError("no answer")
-
-    monkeypatch.setattr(FakeServer, "unregister", noting)
-    with FakeServer(config("m")) as server:
-        with client_of(server) as client:
-            client.infer("m", {"IN0": X}, path="triton-shm")
-            (first,) = server.registered
-            server.before = be_silent
-            with pytest.raises(DeadlineExceededError):
-                client.infer("m", {"IN0": X}, path="triton-shm")
-            eventually(lambda: client.stats().quarantined == 0)
-            assert not (SHM / first).exists()
-            server.before = lambda _: None
-            client.infer("m", {"IN0": X}, path="triton-shm")
-            (second,) = server.registered
-            assert (SHM / second).exists()
-            assert had_its_name == {first: False}
-        assert had_its_name == {first: False, second: False}

@@ -1,9 +1,11 @@
-"""Regions that several calls share: made where many come at once, and gone together; nothing of one is another's."""
+"""Regions that several calls share, and a pool that many threads use: nobody gets what another one has."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.inventory import Inventory, Need
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -26,7 +28,8 @@ from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import client_of
-from tests.unit.taken_regions import REGION, SHM, Memory, is_there, take
+from tests.unit.side_by_side import side_by_side
+from tests.unit.taken_regions import REGION, SHM, Memory, is_there, own_files, take
 
 ALONE = 4  # so many calls have a region each
 ROOM = 64 * 2 * ALONE * REGION  # a budget of which 8 calls may have a region
@@ -121,9 +124,7 @@ def test_one_small_result_that_is_kept_leaves_room_for_a_large_call() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_an_interrupt_while_they_are_shared_leaves_no_call_without_memory(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_an_interrupt_leaves_no_call_without_memory(pool: SlotPool, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     calls = taken(pool, ALONE)
     put_back, count = Inventory.put_back, itertools.count(1)
 
@@ -174,13 +175,10 @@ def test_where_the_machine_has_no_room_for_all_one_is_made(pool: SlotPool, monke
     assert pool.status.byte_size == (ALONE + 1) * REGION
 
 
-LAYOUTS = ["first", "second", "third"]
-
-
 def begun(pool: SlotPool) -> tuple[RowBlocks[str], Row[str]]:
     region, memory = pool.take_granted(pool.request(Need(1, 3), "block"))
     blocks: RowBlocks[str] = RowBlocks()
-    blocks.begin("calls", region, memory, list(LAYOUTS))
+    blocks.begin("calls", region, memory, ["first", "second", "third"])
     first = blocks.take("calls")
     assert first is not None
     return blocks, first
@@ -246,9 +244,7 @@ def together(server: FakeServer, client: ShmClient, sizes: list[int]) -> int:
     return len(set(regions(server)))
 
 
-def test_calls_under_way_together_share_a_region_and_the_next_one_alone_counts_on_others_but_once(
-    server: FakeServer, client: ShmClient
-) -> None:
+def test_calls_together_share_a_region_and_the_next_alone_counts_on_them(server: FakeServer, client: ShmClient) -> None:
     held = [client.infer("m", {"IN0": np.ones((2, 3), np.float32)}) for _ in range(3)]
     assert len(set(regions(server))) == len(held), "calls one after another begin no block"
     held.clear()
@@ -258,3 +254,133 @@ def test_calls_under_way_together_share_a_region_and_the_next_one_alone_counts_o
         client.infer("m", {"IN0": np.ones((2, 3), np.float32)}).release()
     assert len(set(regions(server))) == 2
     assert together(server, client, [2, 3, 2, 3]) == 4, "those of another shape are no neighbours"
+
+
+THREADS = 8
+ROUNDS = 150
+BUDGET = 10 * PAGE_SIZE
+
+
+class Holders(dict[str, object]):
+    def take(self, key: str) -> None:
+        mine = object()
+        assert self.setdefault(key, mine) is mine, "handed out twice"
+
+
+def take_or_give_up(pool: SlotPool, chance: random.Random) -> Any:
+    need = Need(chance.choice([100, 100, 5_000, 9_000]))
+    idle = pool.take_idle(need, "thread")
+    if idle is not None:
+        return idle
+    waiter = pool.request(need, "thread")
+    try:
+        waiter.granted.result(chance.choice([0.0, 0.001, 10]))
+    except concurrent.futures.TimeoutError:
+        if chance.random() < 0.5:
+            waiter.granted.cancel()
+        pool.withdraw(waiter)
+        return None
+    return pool.take_granted(waiter)
+
+
+def use(pool: SlotPool, holders: Holders, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(ROUNDS):
+        given = take_or_give_up(pool, chance)
+        if given is None:
+            continue
+        region, memory = given
+        del given
+        holders.take(region.key)
+        slot = region.slots[0]
+        before = slot.generation
+        assert slot.begin(b"") == before + 1
+        memory[region.data_offset :] = seed
+        if chance.random() < 0.7:
+            slot.become_free("answer")
+        if chance.random() < 0.05:
+            region.spoil("lost")
+        rest = memory[region.data_offset + 1 :]
+        del memory
+        assert (rest == seed).all()
+        assert slot.generation == before + 1
+        del holders[region.key]
+        del rest
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_threads_that_take_wait_and_give_up_never_share_a_region() -> None:
+    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(own_files())
+    is_over = threading.Event()
+
+    def look_on() -> None:
+        chance = random.Random(0)
+        while not is_over.is_set():
+            status = pool.status
+            assert status.byte_size <= BUDGET
+            if chance.random() < 0.2:
+                pool.drop_idle()
+            pool.take_unregistered()
+            pool.held()
+
+    watcher = threading.Thread(target=look_on)
+    watcher.start()
+    try:
+        side_by_side(*[lambda seed=seed: use(pool, holders, seed) for seed in range(1, THREADS + 1)])
+    finally:
+        is_over.set()
+        watcher.join()
+    status = pool.status
+    assert (status.held, status.quarantined) == (0, 0)
+    pool.drop_idle()
+    assert pool.status.byte_size == 0
+    assert len(own_files()) == before
+    pool.close()
+
+
+@pytest.mark.usefixtures("switching_often")
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait(seed: int) -> None:
+    pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(own_files())
+    rounds = threading.Semaphore(0)
+
+    def use_until_closed(number: int) -> None:
+        try:
+            while True:
+                use(pool, holders, number)
+        except ClosedError:
+            rounds.release()
+
+    def close() -> None:
+        chance = random.Random(seed)
+        threading.Event().wait(chance.random() * 0.02)
+        pool.close()
+
+    side_by_side(close, *[lambda number=number: use_until_closed(number) for number in range(1, THREADS)])
+    assert all(rounds.acquire(timeout=0) for _ in range(1, THREADS))
+    assert len(own_files()) == before
+    assert pool.status.byte_size == 0
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_rows_of_a_block_go_to_one_thread_each() -> None:
+    pool, blocks = SlotPool(PoolOptions(max_bytes=1 << 20)), RowBlocks[int]()
+    need = Need(4096, slot_count=4)
+    holders = Holders()
+
+    def work() -> None:
+        for _ in range(ROUNDS):
+            taken = None
+            while (row := blocks.take("alike")) is None:
+                taken = pool.take_idle(need, "thread") or pool.take_granted(pool.request(need, "thread"))
+                blocks.begin("alike", *taken, [0, 1, 2, 3])
+            del taken
+            key = f"{row.region.key}/{row.slot.index}"
+            holders.take(key)
+            row.slot.begin(b"")
+            del holders[key]
+            del row
+
+    side_by_side(*[work] * 4)
+    assert pool.status.held == 0
+    pool.close()

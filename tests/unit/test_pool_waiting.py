@@ -58,25 +58,28 @@ def taken(pool: SlotPool, need: Need = NEED, holder: object = "taker") -> Memory
 
 
 @pytest.mark.usefixtures("_no_rounds")
-def test_a_waiter_that_waits_is_granted_when_a_region_is_given_back_and_counted(pool: SlotPool) -> None:
+def test_waiters_are_granted_in_order_when_regions_are_given_back_and_counted(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
     assert pool.wait_count == 0
-    waiter = ask(pool)
-    assert not waiter.granted.done()
+    first, second, third = (ask(pool) for _ in range(3))
+    assert not first.granted.done()
     held.pop()
-    region, memory = granted(pool, waiter)
+    region, memory = granted(pool, first)
     assert memory.nbytes == region.byte_size
-    assert (pool.status.held, pool.wait_count) == (3, 1)
+    assert (second.granted.done(), third.granted.done()) == (False, False)
+    assert (pool.status.held, pool.wait_count) == (3, 3)
+    held.pop()
+    second.granted.result(LONG_S)
+    assert not third.granted.done()
 
 
-def test_who_came_first_is_served_first(pool: SlotPool) -> None:
+def test_a_waiter_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
-    waiters = [ask(pool) for _ in range(3)]
-    while waiters:
-        held.pop()
-        first = waiters.pop(0)
-        first.granted.result(LONG_S)
-        assert not any(waiter.granted.done() for waiter in waiters)
+    cancelled, next_one = ask(pool), ask(pool)
+    assert cancelled.granted.cancel()
+    held.pop()
+    next_one.granted.result(LONG_S)
+    assert pool.status.held == 3
 
 
 def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -> None:
@@ -91,24 +94,13 @@ def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -
     assert granted(pool, small)[0] is large_region
 
 
-def test_a_waiter_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiter_that_is_withdrawn_lets_the_next_one_pass(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotPool, "_keep_house", lambda _: None)  # which would do it too, later
     held = [taken(pool) for _ in range(2)]
     large, small = ask(pool, ALL_THREE), ask(pool)
     pool.withdraw(large)
     small.granted.result(LONG_S)
     assert (large.granted.done(), len(held)) == (False, 2)
-
-
-def test_a_waiter_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
-    held = [taken(pool) for _ in range(3)]
-    cancelled, next_one = ask(pool), ask(pool)
-    assert cancelled.granted.cancel()
-    held.pop()
-    next_one.granted.result(LONG_S)
-    assert pool.status.held == 3
 
 
 def test_a_waiter_that_has_its_region_gets_no_other(pool: SlotPool) -> None:
@@ -288,7 +280,7 @@ def test_a_spoiled_region_is_destroyed_although_a_model_executes_in_it(pair: Slo
         assert not is_there(region)
 
 
-def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_when_it_is_so_for_seconds(
+def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_after_seconds(
     inventory: Inventory,
 ) -> None:
     lost, found_again = (inventory.take(1, KIND) for _ in range(2))

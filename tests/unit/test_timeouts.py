@@ -81,14 +81,14 @@ async def an_async_client(
         transport.delays_s.clear()
 
 
-def in_time(call: Callable[[], object], timeout_s: float = TIMEOUT_S) -> bool:
+def in_time(call: Callable[[], object]) -> bool:
     begin = time.monotonic()
     try:
         call()
     except TimeoutError:
         return False
     finally:
-        assert time.monotonic() - begin < timeout_s + SLACK_S
+        assert time.monotonic() - begin < TIMEOUT_S + SLACK_S
     return True
 
 
@@ -103,12 +103,18 @@ async def in_time_async(call: Awaitable[object]) -> bool:
     return True
 
 
-Call = Callable[[ShmClient, Any], object]
-ROWS = np.zeros((5, 3), np.float32)
-CALLS: dict[str, Call] = {
-    "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),
+def infer(made: ShmClient, x: Any = X, timeout_s: float = TIMEOUT_S, **more: Any) -> Any:
+    return made.infer("m", {"IN0": x}, timeout_s=timeout_s, **more)
+
+
+def infer_rows(made: ShmClient, x: Any, timeout_s: float = TIMEOUT_S, **more: Any) -> Any:
+    return made.infer("batched", {"IN0": x}, timeout_s=timeout_s, split=True, **more)
+
+
+CALLS: dict[str, Callable[[ShmClient, Any], object]] = {
+    "infer": lambda made, path: infer(made, path=path),
     "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),
-    "split": lambda made, path: made.infer("batched", {"IN0": ROWS}, path=path, timeout_s=TIMEOUT_S, split=True),
+    "split": lambda made, path: infer_rows(made, np.zeros((5, 3), np.float32), path=path),
     "prepare": lambda made, path: made.prepare(
         "m", {"IN0": ((6,), np.float32)}, path=path, timeout_s=TIMEOUT_S
     ).close(),
@@ -159,7 +165,7 @@ def test_regions_to_unregister_delay_no_call(transport: SlowTransport, monkeypat
         del results
         made._memory.pool.drop_idle()
         transport.delays_s["SystemSharedMemoryUnregister"] = 0.3 * TIMEOUT_S
-        in_time(lambda: made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
+        in_time(lambda: infer(made, path="triton-shm"))
 
 
 def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,16 +181,13 @@ def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monk
 def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((40, 3), np.float32)
     with a_client(transport, monkeypatch) as made:
-        made.infer("batched", {"IN0": rows}, split=True).release()
+        infer_rows(made, rows).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
-        others = [
-            threading.Thread(target=lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=10))
-            for _ in range(2)
-        ]
+        others = [threading.Thread(target=infer_rows, args=[made, rows, 10]) for _ in range(2)]
         for other in others:
             other.start()
         time.sleep(0.2)
-        assert not in_time(lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=TIMEOUT_S))
+        assert not in_time(lambda: infer_rows(made, rows))
         transport.delays_s.clear()
         for other in others:
             other.join()
@@ -233,9 +236,7 @@ def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may()
     calls.close()
 
 
-@pytest.mark.parametrize(
-    ("array", "part"), [(np.zeros(2**12, np.float32), 1.1), (LARGE, 0.5)], ids=["one piece", "pieces"]
-)
+@pytest.mark.parametrize(("array", "part"), [(np.zeros(2**12, np.float32), 1.1), (LARGE, 0.5)])  # one piece, and more
 def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     array: np.ndarray[Any, Any], part: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,9 +254,9 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     for module in (shared_file, segment):
         monkeypatch.setattr(module, "time", clock)
     with a_client(transport, monkeypatch) as made:
-        made.infer("m", {"IN0": X}, timeout_s=60).release()
+        infer(made, timeout_s=60).release()
         with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):
-            made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S)
+            infer(made, array)
 
 
 def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +286,7 @@ def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monke
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
+@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S])
 def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         for procedure in PROCEDURES:

@@ -28,8 +28,8 @@ from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 WHOLE = np.zeros(64, np.uint8)
-PART = WHOLE[16:48]
-"""What is lent."""
+PART = WHOLE[16:48]  # what is lent
+ON_A_GPU = SimpleNamespace(nbytes=4, flags=SimpleNamespace(c_contiguous=True))
 
 
 @pytest.fixture
@@ -53,8 +53,7 @@ def test_what_lies_inside_is_lent(lending: Lending, begin: int, end: int, offset
 
 @pytest.mark.parametrize(
     "array",
-    [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X],
-    ids=["across its begin", "before", "across its end", "behind", "larger", "strided", "empty", "elsewhere"],
+    [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X, ON_A_GPU],
 )
 def test_what_does_not_lie_inside_is_not_lent(lending: Lending, array: Any) -> None:
     assert lending.place_of(array) is None
@@ -67,10 +66,6 @@ def test_of_a_region_only_the_calls_own_tensors_are_lent(pool: SlotPool, begin: 
     assert bool(Lending([lent], pool).place_of(PART[begin:end])) is is_lent
 
 
-def test_memory_of_a_gpu_is_not_looked_for_on_the_host(lending: Lending) -> None:
-    assert lending.place_of(SimpleNamespace(nbytes=4, flags=SimpleNamespace(c_contiguous=True))) is None
-
-
 def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending: Lending, pool: SlotPool) -> None:
     region, memory = pool.take_granted(pool.request(Need(100), "test"))
     assert lending.place_of(memory) == (1, 0)
@@ -81,9 +76,6 @@ def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending:
     assert isinstance(claim, LentRegionClaim)
     assert claim.key == region.key
     lending.memories.clear()  # they keep it mapped
-
-
-# Which models
 
 
 def many_tensors() -> dict[str, Any]:
@@ -101,10 +93,9 @@ def many_tensors() -> dict[str, Any]:
         (many_tensors(), ["triton"]),
         (config("other", model_transaction_policy={"decoupled": True}), []),
     ],
-    ids=["declared", "another path", "undeclared", "too many tensors", "decoupled"],
 )
-def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], paths: list[str]) -> None:
-    client, found = Client(), []
+def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, client: Client, other: Any, paths: list[str]) -> None:
+    found: list[str] = []
 
     def answer(call: Call) -> None:
         found.append(call.path)
@@ -114,11 +105,9 @@ def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, other: dict[st
         models.answer = answer if paths else None
         models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16})["Y"]))
     assert found == paths
-    client.close()
 
 
-HALF = np.arange(8192, dtype=np.float32)
-"""Half of what goes in band."""
+HALF = np.arange(8192, dtype=np.float32)  # half of what goes in band
 
 
 @pytest.fixture
@@ -176,7 +165,6 @@ def test_outputs_that_turn_out_large_have_room_the_next_time(in_band: Models, cl
         config("other", "direct,inline", output=[tensor("Y"), tensor("Z", "STRING")]),
         config("other", "direct,inline", output=[tensor("Y"), tensor("Z", "BF16")]),
     ],
-    ids=["direct alone", "not in band", "strings", "BF16"],
 )
 def test_some_models_take_none_in_band(monkeypatch: pytest.MonkeyPatch, client: Client, other: dict[str, Any]) -> None:
     with two_models(monkeypatch, other) as models:
@@ -192,7 +180,6 @@ def test_none_go_in_band_if_the_configuration_says_so(in_band: Models, client: C
 @pytest.mark.parametrize(
     "given",
     [{}, {"X": HALF[:4]}, {"X": np.zeros((5, 1), np.float32)}, {"X": np.zeros((0, 1), np.float32)}],
-    ids=["nothing", "no batch", "too many rows", "no row"],
 )
 def test_what_the_other_model_does_not_take_is_the_same_error(
     monkeypatch: pytest.MonkeyPatch, client: Client, given: dict[str, Any], inline_bytes: int
@@ -216,15 +203,7 @@ KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit]
 
 
 class Server:
-    """Brings requests of a model to the other one, as Triton does; but for those that are to fail.
-
-    Attributes
-    ----------
-    failed : list of InferenceRequest
-        So far.
-    outcome : subclass of BaseException or InferenceResponse
-        What is raised for them, or answered.
-    """
+    """Brings requests of a model to the other one, as Triton does; but raises, or answers, an outcome for some."""
 
     def __init__(self, models: Models) -> None:
         self.failed: list[InferenceRequest] = []
@@ -246,14 +225,16 @@ def server(models: Models) -> Server:
     return Server(models)
 
 
+def arguments(call: Call) -> tuple[Any, ...]:
+    return "other", {"X": call.input("X")}, {"Y": call.output("Y", (4,), np.float32)}
+
+
 def forward(call: Call) -> None:
-    target = {"Y": call.output("Y", (4,), np.float32)}
-    call.forward("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+    call.forward(*arguments(call), parameters={"fails": call.parameters["fails"]})
 
 
 async def forward_async(call: Call) -> None:
-    target = {"Y": call.output("Y", (4,), np.float32)}
-    await call.forward_async("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+    await call.forward_async(*arguments(call), parameters={"fails": call.parameters["fails"]})
 
 
 def requests_of(client: Client) -> list[InferenceRequest]:
