@@ -230,13 +230,6 @@ def test_a_pool_that_ends_early_has_no_thread(end: Callable[[SlotPool], None], m
 LARGER = 2 * region_size(Need(1))
 
 
-@pytest.fixture
-def registering() -> Iterator[SlotPool]:
-    """A pool in which one region makes way for the other."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=region_size(Need(LARGER))))) as pool:
-        yield pool
-
-
 def spoil(pool: SlotPool) -> None:
     region, memory = take(pool, group="triton-shm")
     region.spoil("lost")
@@ -266,8 +259,9 @@ def test_keys_that_another_thread_takes_meanwhile_are_no_error(pool: SlotPool, m
 
 @pytest.mark.parametrize("go", WAYS_TO_GO.values(), ids=list(WAYS_TO_GO))
 def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
-    registering: SlotPool, monkeypatch: pytest.MonkeyPatch, go: Callable[[SlotPool], object]
+    monkeypatch: pytest.MonkeyPatch, go: Callable[[SlotPool], object]
 ) -> None:
+    registering = SlotPool(PoolOptions(max_bytes=region_size(Need(LARGER))))  # one region makes way for the other
     region = used(registering, group="triton-shm")
     region.is_registered = True
     told_too_early: list[str] = []
@@ -282,3 +276,4 @@ def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
     go(registering)
     assert (told_too_early, is_there(region)) == ([], False)
     assert registering.take_unregistered() == [region.key]
+    registering.close()

@@ -26,7 +26,7 @@ from shm_backend_utils.process import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from tests.opened import open_region
-from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 from tests.unit.side_by_side import side_by_side
 from tests.unit.taken_regions import REGION, SHM, Memory, is_there, own_files, take
@@ -210,20 +210,6 @@ def test_a_region_in_which_a_row_is_in_doubt_goes_through_care(pool: SlotPool) -
     assert (SHM / key).exists()
 
 
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m", dims="3", max_batch_size=16, dynamic_batching={})) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: FakeServer) -> Iterator[ShmClient]:
-    with client_of(server, path="direct") as client:
-        client.infer("m", {"IN0": np.ones((2, 3), np.float32)}).release()
-        server.orders.clear()
-        yield client
-
-
 def regions(server: FakeServer) -> list[str]:
     keys = [parse_address(order.parameters[SLOT_PARAMETER]).key for order in server.orders]
     server.orders.clear()
@@ -234,26 +220,28 @@ def together(server: FakeServer, client: ShmClient, sizes: list[int]) -> int:
     """Make calls of so many rows, all sent before one is answered; return in how many regions they lay."""
     all_are_sent = threading.Barrier(len(sizes))
 
-    def wait(_: Order) -> None:
-        all_are_sent.wait(30)
-
-    server.before = wait
+    server.before = lambda _: (all_are_sent.wait(30), None)[1]
     futures = [client.submit("m", {"IN0": np.full((size, 3), size, np.float32)}) for size in sizes]
     assert all((future.result(30)["OUT0"] == 2 * size).all() for size, future in zip(sizes, futures, strict=True))
     server.before = lambda _: None
     return len(set(regions(server)))
 
 
-def test_calls_together_share_a_region_and_the_next_alone_counts_on_them(server: FakeServer, client: ShmClient) -> None:
-    held = [client.infer("m", {"IN0": np.ones((2, 3), np.float32)}) for _ in range(3)]
-    assert len(set(regions(server))) == len(held), "calls one after another begin no block"
-    held.clear()
-    assert together(server, client, [2] * 5) == 2, "the first one could not know of the others"
-    assert together(server, client, [2] * 5) == 1, "now it counts on them"
-    for _ in range(2):
-        client.infer("m", {"IN0": np.ones((2, 3), np.float32)}).release()
-    assert len(set(regions(server))) == 2
-    assert together(server, client, [2, 3, 2, 3]) == 4, "those of another shape are no neighbours"
+def test_calls_together_share_a_region_and_the_next_alone_counts_on_them() -> None:
+    x = {"IN0": np.ones((2, 3), np.float32)}
+    batched = config("m", dims="3", max_batch_size=16, dynamic_batching={})
+    with FakeServer(batched) as server, client_of(server, path="direct") as client:
+        client.infer("m", x).release()
+        server.orders.clear()
+        held = [client.infer("m", x) for _ in range(3)]
+        assert len(set(regions(server))) == len(held), "calls one after another begin no block"
+        held.clear()
+        assert together(server, client, [2] * 5) == 2, "the first one could not know of the others"
+        assert together(server, client, [2] * 5) == 1, "now it counts on them"
+        for _ in range(2):
+            client.infer("m", x).release()
+        assert len(set(regions(server))) == 2
+        assert together(server, client, [2, 3, 2, 3]) == 4, "those of another shape are no neighbours"
 
 
 THREADS = 8

@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.locks import SlotLease
-from shm_backend_utils.memory.pool.inventory import Inventory, Kind, Need, Waiter
+from shm_backend_utils.memory.pool.inventory import Kind, Need, Waiter
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -204,14 +204,6 @@ KIND: Kind = Need(1)[1:]
 
 
 @pytest.fixture
-def inventory() -> Iterator[Inventory]:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pair:
-        taken = [take(pair) for _ in range(2)]
-        taken.clear()
-        yield pair._inventory
-
-
-@pytest.fixture
 def pair() -> Iterator[SlotPool]:
     """A pool of one region, which has two slots."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=TWO_SLOTS))) as pool:
@@ -280,9 +272,9 @@ def test_a_spoiled_region_is_destroyed_although_a_model_executes_in_it(pair: Slo
         assert not is_there(region)
 
 
-def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_after_seconds(
-    inventory: Inventory,
-) -> None:
+def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_after_seconds(pool: SlotPool) -> None:
+    taken, inventory = [take(pool) for _ in range(2)], pool._inventory
+    taken.clear()
     lost, found_again = (inventory.take(1, KIND) for _ in range(2))
     assert lost is not None
     assert found_again is not None

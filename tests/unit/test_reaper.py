@@ -48,9 +48,7 @@ def test_a_dead_owners_region_is_removed_even_if_truncated(dead: Path, byte_size
     assert not dead.exists()
 
 
-def test_a_region_whose_owner_closed_and_forgot_it_is_removed_and_arrays_stay_valid(
-    region: ManagedRegion,
-) -> None:
+def test_a_region_whose_owner_closed_and_forgot_it_is_removed_and_arrays_stay_valid(region: ManagedRegion) -> None:
     report = found(region)
     assert (report.byte_size, report.uid, report.slot_count) == (region.header.byte_size, os.geteuid(), 2)
     assert report.age_s >= 0

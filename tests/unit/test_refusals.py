@@ -13,15 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import errors
-from shm_backend_utils.errors import (
-    ModelError,
-    PeerError,
-    StaleRequestError,
-    TableError,
-    code_in,
-    refusal,
-    translate,
-)
+from shm_backend_utils.errors import ModelError, PeerError, StaleRequestError, TableError, code_in, refusal, translate
 from tests.unit.emulated import answers_to, emulated_server, error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client

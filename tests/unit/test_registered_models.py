@@ -138,9 +138,7 @@ def test_the_host_in_what_grpc_takes(target: str, host: str) -> None:
     assert (address.target, address.host) == (target, host)
 
 
-def test_credentials_make_the_channel_secure_and_come_before_ssl_which_alone_reads_files(
-    tmp_path: Path,
-) -> None:
+def test_credentials_make_the_channel_secure_and_come_before_ssl_which_alone_reads_files(tmp_path: Path) -> None:
     assert address_of().channel(CHANNELS) == ("insecure", "127.0.0.1:1", None)
     credentials = grpc.ssl_channel_credentials()
     assert address_of(creds=credentials).channel(CHANNELS) == ("secure", "127.0.0.1:1", credentials)

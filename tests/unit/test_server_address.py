@@ -95,23 +95,17 @@ def lie(path: str) -> tuple[int, bytes]:
     return 200, json.dumps(said).encode()
 
 
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have the environment name a proxy that answers for everybody; return its address."""
-    with answering(lie) as url:
+def test_the_server_itself_is_asked_what_is_registered_and_for_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(lie) as proxy:  # which answers for everybody
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-            monkeypatch.setenv(name, url)
-        for name in ("no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        yield url
-
-
-def test_the_server_itself_is_asked_what_is_registered_and_for_its_models(proxy: str) -> None:
-    assert fetch_registrations(proxy)  # it does answer
-    with pytest.raises(MachineError, match="does not answer"):
-        fetch_registrations(NOBODY)
-    assert ModelSpecs(proxy).model("m", "") is not None
-    assert ModelSpecs(NOBODY).model("m", "") is None
+            monkeypatch.setenv(name, proxy)
+        assert fetch_registrations(proxy)  # it does answer
+        with pytest.raises(MachineError, match="does not answer"):
+            fetch_registrations(NOBODY)
+        assert ModelSpecs(proxy).model("m", "") is not None
+        assert ModelSpecs(NOBODY).model("m", "") is None
 
 
 STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"

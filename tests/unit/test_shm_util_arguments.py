@@ -213,9 +213,7 @@ def test_memory_of_a_gpu_is_tritonclients_too(monkeypatch: pytest.MonkeyPatch) -
     assert client.told[-1] == ("close",)
 
 
-def test_a_region_in_use_is_unregistered_when_the_server_has_let_go_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_region_in_use_is_unregistered_when_the_server_has_let_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Server(Asked):
         def unregister_system_shared_memory(self, name: str) -> None:
             self.told.append(("unregister_system_shared_memory", name))

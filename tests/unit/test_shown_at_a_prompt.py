@@ -236,8 +236,7 @@ class Told:
 
 @pytest.mark.parametrize("is_aio", [False, True])
 @pytest.mark.parametrize(
-    ("path", "is_closed"),
-    [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)],
+    ("path", "is_closed"), [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)]
 )
 def test_an_unclosed_client_names_its_line(server: FakeServer, is_closed: bool, path: PathName, is_aio: bool) -> None:
     def use() -> int:

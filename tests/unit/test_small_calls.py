@@ -250,22 +250,17 @@ def test_a_warning_that_is_an_error_loses_no_memory(client: ShmClient) -> None:
 FEW = np.arange(6, dtype=np.float32)
 
 
-@pytest.fixture
-def warm(server: FakeServer) -> Iterator[ShmClient]:
-    with client_of(server, inline_bytes=0) as client:
-        client.infer("m", {"IN0": FEW}).release()
-        yield client
-
-
-def test_inputs_replaced_meanwhile_are_those_of_the_call(warm: ShmClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_replaced_meanwhile_are_those_of_the_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, take_idle = {"IN0": FEW}, SlotPool.take_idle
 
     def replaced(*given: Any) -> Any:
         inputs["IN0"] = np.ones(600, np.float64)
         return take_idle(*given)
 
-    monkeypatch.setattr(SlotPool, "take_idle", replaced)
-    np.testing.assert_array_equal(warm.infer("m", inputs)["OUT0"], 2 * FEW)
+    with client_of(server, inline_bytes=0) as client:
+        client.infer("m", inputs).release()
+        monkeypatch.setattr(SlotPool, "take_idle", replaced)
+        np.testing.assert_array_equal(client.infer("m", inputs)["OUT0"], 2 * FEW)
 
 
 def test_an_output_of_an_open_type_is_missed_where_it_is_not_there() -> None:

@@ -128,8 +128,7 @@ ARRAY_OF: dict[str, tuple[TensorView, str]] = {
 
 @pytest.mark.parametrize("kind", ARRAY_OF)
 @pytest.mark.parametrize(
-    "use",
-    [lambda view: view * 2, lambda view: 2 - view, lambda view: view[0], list, float, lambda view: view < 1],
+    "use", [lambda view: view * 2, lambda view: 2 - view, lambda view: view[0], list, float, lambda view: view < 1]
 )
 def test_a_view_that_is_taken_for_an_array_says_how_to_make_one(kind: str, use: Callable[[Any], Any]) -> None:
     view, ways = ARRAY_OF[kind]

@@ -91,20 +91,14 @@ def test_a_memfd_that_may_not_be_opened_is_refused_with_a_remedy(monkeypatch: py
         SealedFile.take("key", received, FIELD)
 
 
-@pytest.fixture
-def _no_signals_of_leases() -> Iterator[None]:
-    old = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGIO, old)
-
-
-@pytest.mark.usefixtures("_no_signals_of_leases")
 def test_a_lease_of_its_clients_holds_nobody_up(fetcher: Fetcher) -> None:
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     made = memfd()
     leased = Descriptor(os.open, f"/proc/self/fd/{made.fileno()}", os.O_RDWR)  # only who has opened it may lease it
     made.close()
     fcntl.fcntl(leased.fileno(), fcntl.F_SETLEASE, fcntl.F_WRLCK)
     refused(fetcher, "cannot open it: Resource temporarily unavailable", leased)
+    signal.signal(signal.SIGIO, before)
 
 
 def test_holes_are_told_and_parts_of_pages_refused(fetcher: Fetcher) -> None:
@@ -195,8 +189,7 @@ def test_what_its_client_gives_no_longer_or_who_is_gone_is_gone(fetcher: Fetcher
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"?", encode_answer(is_given=True)[:-1], encode_answer(is_given=True) + b"\0", bytes(16), bytes(100_000)],
+    "answer", [b"?", encode_answer(is_given=True)[:-1], encode_answer(is_given=True) + b"\0", bytes(16), bytes(100_000)]
 )
 @pytest.mark.parametrize("comes_with_one", [False, True])
 def test_what_is_no_answer_is_refused(fetcher: Fetcher, answer: bytes, comes_with_one: bool) -> None:

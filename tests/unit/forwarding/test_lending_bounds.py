@@ -52,8 +52,7 @@ def test_what_lies_inside_is_lent(lending: Lending, begin: int, end: int, offset
 
 
 @pytest.mark.parametrize(
-    "array",
-    [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X, ON_A_GPU],
+    "array", [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X, ON_A_GPU]
 )
 def test_what_does_not_lie_inside_is_not_lent(lending: Lending, array: Any) -> None:
     assert lending.place_of(array) is None
@@ -178,8 +177,7 @@ def test_none_go_in_band_if_the_configuration_says_so(in_band: Models, client: C
 
 @pytest.mark.parametrize("inline_bytes", [0, 2**16])
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"X": HALF[:4]}, {"X": np.zeros((5, 1), np.float32)}, {"X": np.zeros((0, 1), np.float32)}],
+    "given", [{}, {"X": HALF[:4]}, {"X": np.zeros((5, 1), np.float32)}, {"X": np.zeros((0, 1), np.float32)}]
 )
 def test_what_the_other_model_does_not_take_is_the_same_error(
     monkeypatch: pytest.MonkeyPatch, client: Client, given: dict[str, Any], inline_bytes: int

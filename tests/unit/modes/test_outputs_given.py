@@ -175,9 +175,7 @@ def test_results_fill_the_record_only(open_session: Open, client: Client, shape:
     assert client.is_over()
 
 
-def test_a_delivered_tensor_is_an_input_by_the_configuration_of_the_type_that_triton_says(
-    open_session: Open,
-) -> None:
+def test_a_delivered_tensor_is_an_input_by_the_configuration_of_the_type_that_triton_says(open_session: Open) -> None:
     found: list[Any] = []
 
     def infer(call: Call) -> None:

@@ -137,14 +137,8 @@ HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
     "hangs up at once": (lambda connection: None, ServerUnavailableError),
     "hangs up on a request": (leaving(lambda _: b""), ConnectionLostError),
     "hangs up within the answer": (leaving(lambda stream: answer_to(stream)[:-3]), ConnectionLostError),
-    "a frame beyond the limit": (
-        staying(lambda _: frame(0, 0, 1, bytes(20000))),
-        ServerUnavailableError,
-    ),
-    "a reset": (
-        staying(lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 2)))),
-        ConnectionLostError,
-    ),
+    "a frame beyond the limit": (staying(lambda _: frame(0, 0, 1, bytes(20000))), ServerUnavailableError),
+    "a reset": (staying(lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 2)))), ConnectionLostError),
     "an answer that cannot be read": (staying(lambda stream: answer_to(stream, message(b"\xff\xff"))), InferenceError),
     "a status of 5000 digits": (
         staying(lambda stream: answer_to(stream, heads=(b"", block([("grpc-status", "1" * 5000)])))),
