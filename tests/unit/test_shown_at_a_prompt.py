@@ -24,7 +24,7 @@ from shm_backend_utils.client.explanation import Check, ClientStats, Explanation
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus
-from shm_backend_utils.model import BatchCall, ShmSession, StreamCall
+from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.process import Origin, Unclosed
 from tests.unit.emulated import delivered
@@ -91,7 +91,9 @@ def test_a_prepared_call_shows_its_inputs_and_a_result_which_outputs_found_no_ro
     call.close()
 
 
-def test_a_session_and_its_call_show_their_model_and_whether_they_are_open(session: ShmSession) -> None:
+def test_sessions_and_calls_show_their_model_and_how_far_they_are(
+    session: ShmSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert repr(session) == "<ShmSession 'm' open>"
     call = session.open(delivered({}, ["Y"], {"X": X}))
     assert repr(call) == "<Call 'm' path=triton outputs=[] closed>"
@@ -102,40 +104,28 @@ def test_a_session_and_its_call_show_their_model_and_whether_they_are_open(sessi
     assert repr(call) == "<Call 'm' path=triton outputs=['Y'] closed>"
     session.close()
     assert repr(session) == "<ShmSession 'm' closed>"
-
-
-def test_a_batch_shows_how_many_calls_and_rows_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[BatchCall] = []
+    calls: list[Any] = []
     shown: list[str] = []
 
-    def infer(batch: BatchCall) -> None:
-        batches.append(batch)
-        shown.append(repr(batch))
-        batch.output("Y", (6,), np.float32).numpy()[:] = batch.input("X").numpy()
-
-    carrier = {**tensor("SHM", "UINT8")}
-    with session_of(monkeypatch, [tensor("X"), carrier], [tensor("Y")], max_batch_size=8) as session:
-        session.serve_batch([delivered({}, ["Y"], {"X": X.reshape(1, 6)}) for _ in range(3)], infer)
-    assert shown == ["<BatchCall 'm' calls=3 rows=3 open>"]
-    assert repr(batches[0]) == "<BatchCall 'm' calls=3 rows=3 closed>"
-
-
-def test_a_stream_shows_how_many_responses_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[StreamCall] = []
-    shown: list[str] = []
+    def infer(call: Any) -> None:
+        calls.append(call)
+        shown.append(repr(call))
+        call.put("Y", call.input("X"))
 
     def answer(call: StreamCall) -> Iterator[None]:
-        streams.append(call)
         for _ in range(2):
-            shown.append(repr(call))
-            call.put("Y", X)
+            infer(call)
             yield
 
+    with session_of(monkeypatch, [tensor("X"), tensor("SHM", "UINT8")], [tensor("Y")], max_batch_size=8) as batches:
+        batches.serve_batch([delivered({}, ["Y"], {"X": X.reshape(1, 6)}) for _ in range(3)], infer)
     decoupled = {"decoupled": True}
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy=decoupled) as session:
-        session.serve_streams([delivered({}, ["Y"], {"X": X})], answer)
-    assert shown == ["<StreamCall 'm' path=triton sent=0 open>", "<StreamCall 'm' path=triton sent=1 open>"]
-    assert repr(streams[0]) == "<StreamCall 'm' path=triton sent=2 closed>"
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy=decoupled) as streams:
+        streams.serve_streams([delivered({}, ["Y"], {"X": X})], answer)
+    sent = [f"<StreamCall 'm' path=triton sent={number} open>" for number in range(2)]
+    assert shown == ["<BatchCall 'm' calls=3 rows=3 open>", *sent]
+    assert repr(calls[0]) == "<BatchCall 'm' calls=3 rows=3 closed>"
+    assert repr(calls[1]) == "<StreamCall 'm' path=triton sent=2 closed>"
 
 
 NASTY = "it says: <script>&\n\tno"

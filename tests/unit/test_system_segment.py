@@ -261,8 +261,8 @@ def test_space_that_others_took_is_the_machines_error(key: str, monkeypatch: pyt
 @pytest.fixture
 def file(key: str) -> Iterator[SharedFile]:
     """A page, and a hole behind it."""
-    (SHM / key).write_bytes(bytes(PAGE))
-    os.truncate(SHM / key, 2 * PAGE)
+    path_of(key).write_bytes(bytes(PAGE))
+    os.truncate(path_of(key), 2 * PAGE)
     with SharedFile.open(key, FIELD) as file:
         yield file
 
