@@ -82,7 +82,7 @@ def test_idle_memory_goes_when_all_of_its_calls_are_over(pool: SlotPool) -> None
     assert not is_there(region)
 
 
-def test_idle_regions_make_room_for_another_with_all_of_their_parts() -> None:
+def test_idle_regions_make_room_for_another_with_all_of_their_parts_though_a_result_is_kept() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=ROOM))) as pool:
         calls = taken(pool, 12)
         small = calls[-1][0]
@@ -90,6 +90,10 @@ def test_idle_regions_make_room_for_another_with_all_of_their_parts() -> None:
         large, _ = take(pool, ROOM - 2 * PAGE_SIZE)
         assert pool.status.byte_size == large.byte_size <= ROOM
         assert not is_there(small)
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
+        kept = taken(pool, 40)[-1][1]
+        large, _ = take(pool, 800_000)
+        assert large.capacity >= 800_000 > kept.nbytes
 
 
 def test_they_outlive_the_pool_with_the_last_array(pool: SlotPool) -> None:
@@ -114,13 +118,6 @@ def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool, is_kept: bool) ->
     kept.clear()
     assert pool.status.held == 0
     assert not is_there(spoiled)
-
-
-def test_one_small_result_that_is_kept_leaves_room_for_a_large_call() -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
-        kept = taken(pool, 40)[-1][1]
-        large, _ = take(pool, 800_000)
-        assert large.capacity >= 800_000 > kept.nbytes
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])

@@ -19,7 +19,7 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 
-def test_a_refusal_begins_with_its_code_which_is_read_back() -> None:
+def test_a_refusal_begins_with_its_code_and_the_first_of_several_is_read_back() -> None:
     assert refusal(TableError("length", "7", "32 to 2048")) == "shm:table: length: found 7, expected 32 to 2048"
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -27,6 +27,13 @@ def test_a_refusal_begins_with_its_code_which_is_read_back() -> None:
         error.args = ("some words: and more",)
         assert refusal(error) == f"{kind.code}: some words: and more"
         assert code_in(refusal(error)) == kind.code
+    inner = refusal(StaleRequestError("given up"))
+    assert code_in(refusal(ModelError(f"another model failed: {inner}"))) == "shm:model"
+
+    class Quiet(PeerError):
+        pass
+
+    assert refusal(Quiet("x")) == "shm:peer: x", "it has its parent's code"
 
 
 FRONTS = ["", "in ensemble 'two_steps', ", "[request id: 77] ", "[StatusCode.CANCELLED] ", "[400] in ensemble 'a b', "]
@@ -40,16 +47,6 @@ OTHERS = [
 def test_what_triton_puts_in_front_is_passed_over_and_other_text_has_no_code() -> None:
     assert {code_in(front + refusal(StaleRequestError("given up"))) for front in FRONTS} == {"shm:stale"}
     assert [text for text in OTHERS if code_in(text)] == []
-
-
-def test_the_first_of_several_codes_counts() -> None:
-    inner = refusal(StaleRequestError("given up"))
-    assert code_in(refusal(ModelError(f"another model failed: {inner}"))) == "shm:model"
-
-    class Quiet(PeerError):
-        pass
-
-    assert refusal(Quiet("x")) == "shm:peer: x", "it has its parent's code"
 
 
 class OthersError(Exception):

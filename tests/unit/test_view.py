@@ -294,7 +294,7 @@ def view() -> StringsView:
     return StringsView("TEXT", encoded(ENCODED + b"room", (2, 2)), "direct")
 
 
-def test_a_view_of_strings_knows_its_tensor(view: StringsView) -> None:
+def test_a_view_of_strings_knows_its_tensor_which_others_take_by_a_copy_alone(view: StringsView) -> None:
     assert (view.name, view.path, view.shape) == ("TEXT", "direct", (2, 2))
     assert (view.dtype, view.triton_dtype) == (np.dtype(object), "BYTES")
     assert repr(view) == "<TensorView 'TEXT' BYTES [2, 2] path=direct>"
@@ -302,9 +302,6 @@ def test_a_view_of_strings_knows_its_tensor(view: StringsView) -> None:
     for array in (view.numpy(), view.array):
         assert array.tolist() == [WORDS[:2], WORDS[2:]]
     assert view.attributes == BufferAttributes(MemoryType.CPU, 0, len(ENCODED) + 4, None), "with the room behind them"
-
-
-def test_other_libraries_cannot_take_a_view_of_strings_and_numpy_by_a_copy_alone(view: StringsView) -> None:
     with pytest.raises(BufferError, match="'TEXT' holds strings, which DLPack has no type for; use .strings()"):
         view.__dlpack__(max_version=(1, 0))
     with pytest.raises(DeviceMemoryError):

@@ -172,7 +172,17 @@ def test_an_answer_without_use_of_the_memory(models: Models, client: Client, mon
     assert message_of(late).startswith("shm:stale: ")
 
 
-def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, client: Client) -> None:
+def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
+    models.change = lambda outputs: models.caller.close()
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert error.startswith("shm:closed: this model's session is closed")
+
+
+def test_what_is_read_only_is_not_written_to_and_what_is_not_told_is_missed(models: Models, client: Client) -> None:
+    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
+    assert "read-only" in error
+    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
+
     def answer(call: Call) -> None:
         double(call)
         call._requested = ["another"]
@@ -181,18 +191,6 @@ def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, cl
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
     assert "model 'other'" in error
     assert "output 'Y'" in error
-
-
-def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
-    models.change = lambda outputs: models.caller.close()
-    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
-    assert error.startswith("shm:closed: this model's session is closed")
-
-
-def test_the_other_model_does_not_write_to_what_is_read_only_here(models: Models, client: Client) -> None:
-    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
-    assert "read-only" in error
-    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
 
 
 def test_more_than_the_pool_may_have_fails(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +224,7 @@ def test_a_parameter_that_is_not_passed_on_fails(
     assert f"parameter {name!r} {refusal}" in models.refused(client, infer)
 
 
-def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_models: Models, client: Client) -> None:
+def test_delivered_outputs_have_the_shape_of_their_memory_and_names(stock_models: Models, client: Client) -> None:
     def infer(call: Call) -> None:
         y = call.output("Y", (1,), np.float32)  # NumPy would spread one element over four, but not the other way
         call.forward("other", {"X": X}, {"Y": y})
@@ -245,18 +243,15 @@ def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_mo
 
     assert stock_models.serve(client, fitting).error() is None
     assert client.output("Y").tolist() == (X * 2).tolist()
+    error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
+    assert "the outputs of model 'other' are not known here" in error
+    assert "name the outputs, or set the parameter SHM_SERVER_URL" in error
 
 
 @pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y", 3, [1], {"Y": -1}, {"Y": "16"}, {"Y": 1.5}])
 def test_outputs_that_no_model_can_be_asked_for(models: Models, client: Client, outputs: Any) -> None:
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, outputs))
     assert re.search("model 'other' cannot be called with these outputs: outputs (is|has) .*(expected|leave)", error)
-
-
-def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
-    error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
-    assert "the outputs of model 'other' are not known here" in error
-    assert "name the outputs, or set the parameter SHM_SERVER_URL" in error
 
 
 def leave_while_under_way(models: Models, client: Client, error: type[BaseException] | None = None) -> Any:

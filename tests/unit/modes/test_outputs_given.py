@@ -192,14 +192,13 @@ def test_a_delivered_tensor_is_an_input_by_the_configuration_of_the_type_that_tr
 DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
 
 
-def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_session: Open) -> None:
+def test_delivered_tensors_count_and_are_passed_on_as_they_are(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
     (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
     assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
     assert "is for another model" in error_of(open_session(), delivered(said, ["Y"]), double)
-
-
-def test_a_delivered_tensor_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch, open_session: Open) -> None:
     monkeypatch.delattr(TritonBackend, "input")
     (response,) = open_session().serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
     assert outputs_of(response)["Y"].tolist() == X.tolist()
