@@ -58,25 +58,24 @@ class AsyncSlowTransport:
 
 
 @pytest.fixture
-def transport() -> Iterator[SlowTransport]:
+def transport(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowTransport]:
     with FakeServer(config("m"), config("batched", max_batch_size=2)) as server:
-        yield SlowTransport(server)
+        made = SlowTransport(server)
+        monkeypatch.setattr(client, "connect", lambda *_: made)
+        monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncSlowTransport(made))
+        yield made
 
 
 @contextlib.contextmanager
-def a_client(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any) -> Iterator[ShmClient]:
-    monkeypatch.setattr(client, "connect", lambda *_: transport)
+def a_client(transport: SlowTransport, **named: Any) -> Iterator[ShmClient]:
     with ShmClient("localhost:8001", **named) as made:
         yield made
         transport.delays_s.clear()
 
 
 @contextlib.asynccontextmanager
-async def an_async_client(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any
-) -> AsyncGenerator[AsyncShmClient, None]:
-    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncSlowTransport(transport))
-    async with AsyncShmClient("localhost:8001", **named) as made:
+async def an_async_client(transport: SlowTransport) -> AsyncGenerator[AsyncShmClient, None]:
+    async with AsyncShmClient("localhost:8001") as made:
         yield made
         transport.delays_s.clear()
 
@@ -126,18 +125,16 @@ CALLS: dict[str, Callable[[ShmClient, Any], object]] = {
     [("infer", "triton-shm", 0.8 * TIMEOUT_S), ("infer", "direct", FOREVER_S)]
     + [(call, "triton-shm", FOREVER_S) for call in CALLS],
 )
-def test_a_call_ends_in_time_whatever_is_slow(
-    call: str, path: str, delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_ends_in_time_whatever_is_slow(call: str, path: str, delay_s: float, transport: SlowTransport) -> None:
     for procedure in PROCEDURES:
-        with a_client(transport, monkeypatch) as made:
+        with a_client(transport) as made:
             transport.delays_s[procedure] = delay_s
             in_time(lambda: CALLS[call](made, path))
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_all_requests_share_a_timeout(call: str, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch) as made:
+def test_all_requests_share_a_timeout(call: str, transport: SlowTransport) -> None:
+    with a_client(transport) as made:
         transport.delays_s = dict.fromkeys(PROCEDURES, 0.4 * TIMEOUT_S)
         assert not in_time(lambda: CALLS[call](made, "triton-shm"))
 
@@ -147,7 +144,7 @@ def test_a_host_name_lookup_keeps_no_task_waiting(transport: SlowTransport, monk
     monkeypatch.setattr(choice, "is_this_machine", lambda _: told.wait(10 * TIMEOUT_S))
 
     async def call() -> None:
-        async with an_async_client(transport, monkeypatch) as made:
+        async with an_async_client(transport) as made:
             begin = time.monotonic()
             asked = asyncio.ensure_future(made.infer("m", {"IN0": X}, timeout_s=TIMEOUT_S))
             await asyncio.sleep(0.1 * TIMEOUT_S)
@@ -159,8 +156,8 @@ def test_a_host_name_lookup_keeps_no_task_waiting(transport: SlowTransport, monk
     asyncio.run(call())
 
 
-def test_regions_to_unregister_delay_no_call(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
+def test_regions_to_unregister_delay_no_call(transport: SlowTransport) -> None:
+    with a_client(transport, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
         results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
         del results
         made._memory.pool.drop_idle()
@@ -170,7 +167,6 @@ def test_regions_to_unregister_delay_no_call(transport: SlowTransport, monkeypat
 
 def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shm_backend_utils.client.core._CLOSING_S", TIMEOUT_S)
-    monkeypatch.setattr(client, "connect", lambda *_: transport)
     made = ShmClient("localhost:8001")
     results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
     del results
@@ -178,9 +174,9 @@ def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monk
     assert in_time(made.close)
 
 
-def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport) -> None:
     rows = np.zeros((40, 3), np.float32)
-    with a_client(transport, monkeypatch) as made:
+    with a_client(transport) as made:
         infer_rows(made, rows).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
         others = [threading.Thread(target=infer_rows, args=[made, rows, 10]) for _ in range(2)]
@@ -193,8 +189,8 @@ def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport, monkey
             other.join()
 
 
-def test_a_submitted_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch) as made:
+def test_a_submitted_call_waits_for_threads_in_time(transport: SlowTransport) -> None:
+    with a_client(transport) as made:
         made.infer("m", {"IN0": X}).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
         others = [made.submit("m", {"IN0": X}, timeout_s=10) for _ in range(32)]
@@ -253,13 +249,13 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     clock = SlowClock()
     for module in (shared_file, segment):
         monkeypatch.setattr(module, "time", clock)
-    with a_client(transport, monkeypatch) as made:
+    with a_client(transport) as made:
         infer(made, timeout_s=60).release()
         with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):
             infer(made, array)
 
 
-def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport) -> None:
     go = threading.Event()
 
     def busy(threads: concurrent.futures.Executor) -> None:
@@ -270,7 +266,7 @@ def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monke
         loops = concurrent.futures.ThreadPoolExecutor(4)
         asyncio.get_running_loop().set_default_executor(loops)
         try:
-            async with an_async_client(transport, monkeypatch) as made:
+            async with an_async_client(transport) as made:
                 busy(loops)
                 for array in (X, LARGE):
                     assert await in_time_async(made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S))
@@ -287,10 +283,10 @@ def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monke
 
 
 @pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S])
-def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport) -> None:
     async def main() -> None:
         for procedure in PROCEDURES:
-            async with an_async_client(transport, monkeypatch) as made:
+            async with an_async_client(transport) as made:
                 transport.delays_s[procedure] = delay_s
                 await in_time_async(made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
 
