@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.client.errors import DeadlineExceededError
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool import pool as pool_module
@@ -27,9 +25,7 @@ from shm_backend_utils.memory.repeater import Repeater
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.e2e.eventually import eventually
-from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import client_of
-from tests.unit.taken_regions import REGION, SHM, is_there, own_files, take, used
+from tests.unit.taken_regions import REGION, is_there, own_files, take, used
 
 LONG_S = 30.0
 
@@ -74,28 +70,18 @@ def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: 
     SlotPool(PoolOptions()).abandon()  # one that never had memory
 
 
-def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(pool: SlotPool) -> None:
-    abandoned: list[threading.Thread] = []
+def abandon_in_a_thread(pool: SlotPool) -> None:
+    other = threading.Thread(target=pool.abandon)
+    other.start()
+    other.join()
 
-    def abandon() -> None:
-        other = threading.Thread(target=pool.abandon)
-        other.start()
-        abandoned.append(other)
 
-    held = take(pool, holder=Disruptive(abandon))
+@pytest.mark.parametrize("abandon", [abandon_in_a_thread, SlotPool.abandon])
+def test_a_pool_abandoned_while_locked_is_closed_then(pool: SlotPool, abandon: Callable[[SlotPool], None]) -> None:
+    held = take(pool, holder=Disruptive(lambda: abandon(pool)))
     waiter = pool.request(Need(1), "wait")
-    abandoned[0].join()
     with pytest.raises(ClosedError):
         waiter.granted.result(LONG_S)
-    assert own_files() == set()
-    assert held[1].nbytes
-
-
-def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
-    held = take(pool, holder=Disruptive(pool.abandon))
-    waiter = pool.request(Need(1), "wait")
-    with pytest.raises(ClosedError):
-        waiter.granted.result(5)
     eventually(lambda: own_files() == set())
     assert held[1].nbytes
 
@@ -112,7 +98,7 @@ def test_a_handler_of_the_log_may_ask_for_the_pools_figures(pool: SlotPool) -> N
     assert held[1].nbytes
 
 
-@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon])
 def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) -> None:
     before = threading.enumerate()
     pool = SlotPool(PoolOptions(max_bytes=REGION))
@@ -183,9 +169,7 @@ def test_an_interrupt_at_any_step_of_taking_what_was_granted_leaves_no_reservati
     was_interrupted, step = True, 1
     while was_interrupted:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
-            pool.take_granted(
-                pool.request(Need(PAGE_SIZE + 1, group="other"), "another")
-            )  # makes way, for more than asked
+            take(pool, PAGE_SIZE + 1, group="other")  # makes way, for more than asked
             waiter = pool.request(Need(1), "taker")
             was_interrupted = INTERRUPTS.at(step, lambda: pool.take_granted(waiter))  # noqa: B023
             pool.withdraw(waiter)
@@ -217,18 +201,14 @@ def test_an_interrupt_at_any_step_of_a_finalizer_loses_no_region(monkeypatch: py
             held = [pool.take_granted(pool.request(Need(1), "another"))]
             INTERRUPTS.at(step, held.clear)
             heal(pool, monkeypatch)
-            waiter = pool.request(Need(1), "next")
-            assert waiter.granted.done(), f"the region is lost after an interrupt at {INTERRUPTS.where}"
-            region, memory = pool.take_granted(waiter)
+            region, memory = take(pool)
             assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after {INTERRUPTS.where}"
             assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)
         step += 1
 
 
-@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
-def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterwards(
-    end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon])
+def test_a_pool_that_ends_early_has_no_thread(end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     class Late(Repeater):
@@ -247,15 +227,7 @@ def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterward
     assert own_files() == set()
 
 
-X = np.arange(4, dtype=np.float32)
 LARGER = 2 * region_size(Need(1))
-
-
-@pytest.fixture
-def registering() -> Iterator[SlotPool]:
-    """A pool in which one region makes way for the other."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=region_size(Need(LARGER))))) as pool:
-        yield pool
 
 
 def spoil(pool: SlotPool) -> None:
@@ -287,8 +259,9 @@ def test_keys_that_another_thread_takes_meanwhile_are_no_error(pool: SlotPool, m
 
 @pytest.mark.parametrize("go", WAYS_TO_GO.values(), ids=list(WAYS_TO_GO))
 def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
-    registering: SlotPool, monkeypatch: pytest.MonkeyPatch, go: Callable[[SlotPool], object]
+    monkeypatch: pytest.MonkeyPatch, go: Callable[[SlotPool], object]
 ) -> None:
+    registering = SlotPool(PoolOptions(max_bytes=region_size(Need(LARGER))))  # one region makes way for the other
     region = used(registering, group="triton-shm")
     region.is_registered = True
     told_too_early: list[str] = []
@@ -303,35 +276,4 @@ def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
     go(registering)
     assert (told_too_early, is_there(region)) == ([], False)
     assert registering.take_unregistered() == [region.key]
-
-
-def test_memory_of_a_request_without_an_answer_and_of_a_client_that_closes_is_removed_and_then_unregistered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    had_its_name: dict[str, bool] = {}
-    unregister = FakeServer.unregister
-
-    def noting(server: FakeServer, name: str) -> None:
-        if server.orders:  # else it is what finds out the path
-            had_its_name[name] = (SHM / name).exists()
-        unregister(server, name)
-
-    def be_silent(_: object) -> None:
-        raise DeadlineExceededError("no answer")
-
-    monkeypatch.setattr(FakeServer, "unregister", noting)
-    with FakeServer(config("m")) as server:
-        with client_of(server) as client:
-            client.infer("m", {"IN0": X}, path="triton-shm")
-            (first,) = server.registered
-            server.before = be_silent
-            with pytest.raises(DeadlineExceededError):
-                client.infer("m", {"IN0": X}, path="triton-shm")
-            eventually(lambda: client.stats().quarantined == 0)
-            assert not (SHM / first).exists()
-            server.before = lambda _: None
-            client.infer("m", {"IN0": X}, path="triton-shm")
-            (second,) = server.registered
-            assert (SHM / second).exists()
-            assert had_its_name == {first: False}
-        assert had_its_name == {first: False, second: False}
+    registering.close()

@@ -105,7 +105,7 @@ def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is
     assert client.stats().slots_held == 0
 
 
-@pytest.mark.parametrize("told", [None, {"OUT0": 16}], ids=["by itself", "beside others"])
+@pytest.mark.parametrize("told", [None, {"OUT0": 16}])
 def test_calls_side_by_side_grow_if_they_do_not_share_a_region(told: dict[str, int] | None) -> None:
     batched = config("b", max_batch_size=8, dynamic_batching={})
     server = FakeServer(batched, compute=lambda _, inputs: {"OUT0": np.repeat(inputs["IN0"], 100, 1)})
@@ -190,7 +190,7 @@ def test_a_region_in_doubt_is_nobodys_until_stale(server: FakeServer, client: Sh
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 
-@pytest.mark.parametrize("in_doubt", [False, True], ids=["", "in doubt"])
+@pytest.mark.parametrize("in_doubt", [False, True])
 @pytest.mark.parametrize("order", ["call, client", "client, call", "client"])
 def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str, in_doubt: bool) -> None:
     with client_of(server) as client:
@@ -233,9 +233,5 @@ def test_a_first_stream_has_room_by_a_guess_that_takes_no_more_than_it_may(guess
         results = client.stream("s", {"IN0": one, "IN1": one})
         assert {bool(result.overflowed) for result in results} == {guess == 0}
         assert client.stats().pool_bytes < 1.2 * guess + 2**17
-
-
-def test_a_guess_never_takes_more_than_a_quarter_of_the_budget() -> None:
-    pool = SlotPool(PoolOptions(max_bytes=2**20))
-    assert pool.stream_guess_bytes == 2**18
-    pool.close()
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as small:
+        assert small.stream_guess_bytes == 2**18, "never more than a quarter of the budget"

@@ -25,8 +25,7 @@ from tests.unit.table_client import Client
 UINT8 = dtypes.BY_NAME["UINT8"]
 NONCE = bytes(range(32))
 ROOM = 8192
-PROBE_WORD = 14
-"""Where the word is in a table without its generation."""
+PROBE_WORD = 14  # in a table without its generation
 
 
 def never(call: Any) -> None:
@@ -53,8 +52,7 @@ def probe_of(client: Client, *, room: int = ROOM, with_gpus: bool = False) -> by
 
 
 def refusal(session: ShmSession, request: Any) -> str:
-    (response,) = session.serve([request], never)
-    return emulated.message_of(response)
+    return emulated.error_of(session, request, never)
 
 
 def ask(session: ShmSession, client: Client, **more: Any) -> str:
@@ -119,7 +117,6 @@ def test_a_failed_report_is_an_end(session: ShmSession, client: Client, monkeypa
         Table({"N": InputSpan(dtypes.BY_NAME["FP32"], (8,), 0, 8192, 32)}, {"R": OutputSpan(0, 8448, 64)}),
         Table({"N": InputSpan(UINT8, (32,), 0, 8192, 32)}, {"R": OutputSpan(0, 8448, 64)}, ring=Ring(0, 1, 0)),
     ],
-    ids=["no tensors", "two nonces", "a short nonce", "a nonce of floats", "a ring"],
 )
 def test_a_probe_of_another_form_is_refused(session: ShmSession, client: Client, said: Table) -> None:
     encoded = bytearray(table.encode(said))

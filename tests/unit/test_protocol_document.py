@@ -34,9 +34,7 @@ from shm_backend_utils.protocol.parameters import (
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 HEADER: Final = (DOCS / "shm_protocol.h").read_text()
-COMPILER: Final = shutil.which("gcc")
 FLAGS: Final = ("-Wall", "-Wextra", "-Werror", f"-I{DOCS}")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
 FORMATS: Final[Mapping[str, str]] = {
     "shmbu_header": f"{layout._HEADER.format}4x",  # the rest of the first page is zero
@@ -48,36 +46,24 @@ FORMATS: Final[Mapping[str, str]] = {
     "shmbu_answer": handover._ANSWER.format,
 }
 CONSTANTS: Final[Mapping[str, int]] = {
-    "VERSION": layout.VERSION,
-    "PAGE_SIZE": layout.PAGE_SIZE,
-    "TOKEN_LENGTH": layout.TOKEN_LENGTH,
-    "HANDLE_LENGTH": claims._HANDLE_LENGTH,
-    "MAX_SLOT_COUNT": layout.MAX_SLOT_COUNT,
+    **{name: getattr(layout, name) for name in ("VERSION", "PAGE_SIZE", "TOKEN_LENGTH", "MAX_SLOT_COUNT")},
+    **{name: getattr(spans, name) for name in ("MAX_TENSORS", "MAX_FRAMES", "MAX_FRAMED_GENERATION")},
+    **{name: getattr(locks, f"_{name}") for name in ("OWNER_BYTE", "USERS_BYTE", "REAPER_BYTE")},
+    **{name: getattr(claims, f"_{name}") for name in ("HANDLE_LENGTH", "NO_FENCE", "FOR_ONE_REQUEST")},
+    **{name: getattr(claims, f"_{name}") for name in ("LENT", "CUDA", "NAMED", "CUDA_DESCRIPTOR")},
     "MAX_RECORD_BYTE_SIZE": layout.MAX_RECORD_BYTE_SIZE,
     "MAX_KEY_LENGTH": len(KEY_PREFIX) + 64,
     "SOCKET_LENGTH": len(SEALED_KEY.socket),
-    "MAX_TENSORS": spans.MAX_TENSORS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "MAX_RANK": table.MAX_RANK,
-    "MAX_FRAMES": spans.MAX_FRAMES,
-    "NO_FENCE": claims._NO_FENCE,
-    "OWNER_BYTE": locks._OWNER_BYTE,
-    "USERS_BYTE": locks._USERS_BYTE,
-    "REAPER_BYTE": locks._REAPER_BYTE,
     "SLOT_BYTE": 0,
     "BORROWED_BYTE": locks._BORROWED,
     "WORKING_BYTE": locks._WORKING,
     **table.NUMBERS,
-    "LENT": claims._LENT,
-    "CUDA": claims._CUDA,
-    "NAMED": claims._NAMED,
-    "CUDA_DESCRIPTOR": claims._CUDA_DESCRIPTOR,
-    "FOR_ONE_REQUEST": claims._FOR_ONE_REQUEST,
     "IN_RESPONSE": results._IN_RESPONSE,
     "GIVEN": handover._GIVEN,
     "NOT_GIVEN": handover._REFUSED,
     "MAX_GENERATION": 2**63 - 1,
-    "MAX_FRAMED_GENERATION": spans.MAX_FRAMED_GENERATION,
 }
 TEXTS: Final[Mapping[str, str]] = {
     "MAGIC": layout._MAGIC.decode(),
@@ -100,15 +86,6 @@ HELPERS: Final[Mapping[str, int]] = {
 }
 
 
-def compiled(source: str, folder: Path, *flags: str) -> dict[str, str]:
-    assert COMPILER is not None
-    program = folder / "program"
-    (folder / "program.c").write_text(source)
-    subprocess.run([COMPILER, *FLAGS, *flags, "-o", program, folder / "program.c"], check=True, timeout=60)
-    lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    return dict([line.split(" = ") for line in lines])
-
-
 def fields_of(name: str) -> list[str]:
     body = re.search(rf"struct {name} {{(.*?)}};", HEADER, re.DOTALL)
     assert body is not None
@@ -121,7 +98,7 @@ def offsets_in(format_text: str) -> list[tuple[int, int]]:
     return list(zip([0, *ends], [end - begin for begin, end in zip([0, *ends], ends, strict=False)], strict=False))
 
 
-@needs_compiler
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize("standard", ["-std=c99", "-std=gnu17"])
 def test_every_number_is_that_of_the_code(tmp_path: Path, standard: str) -> None:
     places = [(name, field) for name in FORMATS for field in fields_of(name)]
@@ -135,7 +112,11 @@ def test_every_number_is_that_of_the_code(tmp_path: Path, standard: str) -> None
     source = "#include <stdio.h>\n#include <shm_protocol.h>\n"
     source += '#define P(form, value, name) printf("%s = " form "\\n", name, value)\n'
     source += "int main(void)\n{\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
-    told = compiled(source, tmp_path, standard)
+    (tmp_path / "program.c").write_text(source)
+    program = str(tmp_path / "program")
+    subprocess.run(["gcc", *FLAGS, standard, "-o", program, f"{program}.c"], check=True, timeout=60)
+    lines = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    told = dict([line.split(" = ") for line in lines])
 
     expected = {name: str(struct.calcsize(form)) for name, form in FORMATS.items()}
     for name, form in FORMATS.items():
@@ -193,10 +174,6 @@ def table_with(*headings: str) -> list[Rows]:
 
 def plain(cell: str) -> str:
     return cell.strip("`")
-
-
-def examples(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
 def test_every_struct_lies_as_its_table_says() -> None:
@@ -272,6 +249,8 @@ SENTENCES: Final = [
 
 def test_the_numbers_of_the_page_are_the_codes() -> None:
     assert [sentence for sentence in SENTENCES if sentence not in PROSE] == []
+    for offset in (layout.record_offset(0, 4096), rf"{layout.PAGE_SIZE} \+ record_byte_size"):
+        assert re.search(rf"^ +{offset} ├", DOCUMENT, re.MULTILINE), "in the drawing"
 
 
 def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
@@ -289,13 +268,8 @@ def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
         assert handover.parse_sealed_key(f"shmbu-fd-{name}-{number}") is None
 
 
-def test_the_drawing_has_the_offsets_of_the_code() -> None:
-    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE)
-    assert re.search(rf"^ +{layout.PAGE_SIZE} \+ record_byte_size ├", DOCUMENT, re.MULTILINE)
-
-
 def test_the_descriptor_of_named_regions_is_one() -> None:
-    (text,) = examples("json")
+    (text,) = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
     model, found = parameters.parse_descriptor(text)
     assert model == "resize"
     assert found.inputs["IMAGE"].shape == (8, 480, 640, 3)

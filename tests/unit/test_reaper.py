@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shm_backend_utils.memory import reaper, shared_file
-from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import layout
@@ -17,15 +17,8 @@ from tests.opened import open_region
 from tests.unit.mapping.files import region_bytes
 from tests.unit.sessions import session_of, tensor
 
-NOBODY = 65534
-
-
+NAME = "shmbu-1-0123456789abcdef"
 pytestmark = pytest.mark.usefixtures("own_shm")
-
-
-@pytest.fixture
-def path(own_shm: Path) -> Path:
-    return own_shm / "shmbu-1-0123456789abcdef"
 
 
 @pytest.fixture
@@ -35,13 +28,8 @@ def region() -> Iterator[ManagedRegion]:
     region.close()
 
 
-def reported(reports: list[RegionReport], key: str) -> RegionReport | None:
-    return next((report for report in reports if report.key == key), None)
-
-
 def found(region: ManagedRegion) -> RegionReport:
-    report = reported(reaper.scan(), region.segment.key)
-    assert report is not None
+    (report,) = [report for report in reaper.scan() if report.key == region.segment.key]
     return report
 
 
@@ -50,9 +38,7 @@ def path_of(region: ManagedRegion) -> Path:
 
 
 @pytest.mark.parametrize(("byte_size", "slot_count"), [(3 * layout.PAGE_SIZE, 1), (layout.HEADER_LENGTH, 1), (0, 0)])
-def test_a_dead_owners_region_is_removed_and_reported_also_if_it_was_truncated(
-    dead: Path, byte_size: int, slot_count: int
-) -> None:
+def test_a_dead_owners_region_is_removed_even_if_truncated(dead: Path, byte_size: int, slot_count: int) -> None:
     os.truncate(dead, byte_size)
     assert [report.key for report in reaper.scan()] == [dead.name]
     assert dead.exists(), "looking removes nothing"
@@ -62,17 +48,7 @@ def test_a_dead_owners_region_is_removed_and_reported_also_if_it_was_truncated(
     assert not dead.exists()
 
 
-@pytest.mark.parametrize(("name", "content"), [("shmbu-mine", b""), ("foreign-1-0123456789abcdef", region_bytes())])
-def test_a_file_whose_name_we_would_not_give_stays(own_shm: Path, name: str, content: bytes) -> None:
-    path = own_shm / name
-    path.write_bytes(content)
-    assert reaper.reap() == []
-    assert path.exists()
-
-
-def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed_and_arrays_over_it_stay_valid(
-    region: ManagedRegion,
-) -> None:
+def test_a_region_whose_owner_closed_and_forgot_it_is_removed_and_arrays_stay_valid(region: ManagedRegion) -> None:
     report = found(region)
     assert (report.byte_size, report.uid, report.slot_count) == (region.header.byte_size, os.geteuid(), 2)
     assert report.age_s >= 0
@@ -92,22 +68,24 @@ def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed_and_arrays_over
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"SHMBUREG", b"somebody else's" * 1000, bytes(8192), b"X" + region_bytes()[1:]],
-    ids=["cut off in the header", "garbage", "zeros", "other magic"],
+    ("name", "content"),
+    [
+        *(("shmbu-mine", b""), ("foreign-1-0123456789abcdef", region_bytes())),  # names that we would not give
+        *(
+            (NAME, content)
+            for content in (b"SHMBUREG", b"somebody else's" * 1000, bytes(8192), b"X" + region_bytes()[1:])
+        ),
+    ],
 )
-def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    assert reported(reaper.scan(), path.name) is None
-    reaper.reap()
-    assert path.read_bytes() == content
+def test_a_file_of_another_name_or_without_a_valid_header_stays(own_shm: Path, name: str, content: bytes) -> None:
+    (own_shm / name).write_bytes(content)
+    assert reaper.scan() == reaper.reap() == []
+    assert (own_shm / name).read_bytes() == content
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, Path.symlink_to], ids=["FIFO", "directory", "symbolic link"])
-def test_what_is_no_file_stays_and_so_does_what_a_link_points_to(
-    path: Path, tmp_path: Path, make: Callable[..., None]
-) -> None:
-    target = tmp_path / "region"
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, Path.symlink_to])
+def test_what_is_no_file_stays_and_what_a_link_points_to(own_shm: Path, tmp_path: Path, make: Any) -> None:
+    path, target = own_shm / NAME, tmp_path / "region"
     target.write_bytes(region_bytes())
     make(path, *[target] * (make is Path.symlink_to))
     assert reaper.scan() == []
@@ -118,18 +96,11 @@ def test_what_is_no_file_stays_and_so_does_what_a_link_points_to(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_region_is_not_even_opened(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.chown(dead, NOBODY, -1)
-    assert [(report.key, report.uid) for report in reaper.scan()] == [(dead.name, NOBODY)]
-    opened: list[str] = []
-
-    def open_by_name(name: str) -> Descriptor:
-        opened.append(name)
-        return shared_file.open_by_name(name)
-
-    monkeypatch.setattr(reaper, "open_by_name", open_by_name)
-    reaper.reap()
+    os.chown(dead, 65534, -1)
+    assert [(report.key, report.uid) for report in reaper.scan()] == [(dead.name, 65534)]
+    monkeypatch.delattr(reaper, "open_by_name")
+    assert reaper.reap() == []
     assert dead.exists()
-    assert dead.name not in opened
 
 
 def before_the_file_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
@@ -143,27 +114,19 @@ def before_the_file_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, happens:
     monkeypatch.setattr(reaper, "_is_same_file", look)
 
 
-def test_a_region_that_took_the_place_of_a_dead_one_stays(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the moments at which the reaper opens a file and removes its name, the name can get a new owner."""
-
+@pytest.mark.parametrize("left", [[], [b"of the new owner"]])
+def test_what_took_a_dead_ones_place_stays(dead: Path, monkeypatch: pytest.MonkeyPatch, left: list[bytes]) -> None:
     def replace() -> None:
         dead.unlink()
-        dead.write_bytes(b"of the new owner")
+        for content in left:
+            dead.write_bytes(content)
 
     before_the_file_is_looked_at_again(monkeypatch, replace)
     assert reaper.reap() == []
-    assert dead.read_bytes() == b"of the new owner"
+    assert [path.read_bytes() for path in dead.parent.iterdir()] == left
 
 
-def test_a_region_that_is_removed_meanwhile_does_no_harm(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before_the_file_is_looked_at_again(monkeypatch, dead.unlink)
-    assert reaper.reap() == []
-
-
-def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(
-    region: ManagedRegion, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who borrows memory asks whether its lender lives."""
+def test_no_dead_owner_looks_alive_while_it_is_reaped(region: ManagedRegion, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = open_region(region.segment.key, region.header.token.hex(), "regions[0]")
     seen = []
     region.close()
@@ -174,7 +137,6 @@ def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(
 
 
 def test_a_second_reaper_leaves_alone_what_the_first_one_is_at(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it might take away the name that a new owner has given to another region since."""
     seconds: list[RegionReport] = []
     with monkeypatch.context() as patch:
 
@@ -187,9 +149,7 @@ def test_a_second_reaper_leaves_alone_what_the_first_one_is_at(dead: Path, monke
     assert seconds == []
 
 
-def test_a_region_that_cannot_be_removed_keeps_none_of_the_others(
-    own_shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_region_that_cannot_be_removed_keeps_no_other(own_shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stays, goes = [own_shm / f"shmbu-1-{number:016x}" for number in (1, 2)]
     for path in (stays, goes):
         path.write_bytes(region_bytes())
@@ -217,9 +177,7 @@ def test_a_report_counts_the_slots_in_use(pages: int) -> None:
     region.close()
 
 
-def test_a_model_that_loads_removes_what_a_killed_one_has_left_if_that_can_be(
-    dead: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_that_loads_removes_what_is_left(dead: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 

@@ -38,7 +38,6 @@ UNFENCED = CudaRegionClaim(HANDLE[::-1], 2**63 - 1, UUID, None)
 NAMED = NamedRegionClaim("weights é")
 NO_FENCE = 0xFFFF
 NAMES = {1: KEY.encode(), 2: HANDLE, 4: bytes.fromhex(UUID) + KEY.encode()}
-"""Those of regions that have a size, by their kind."""
 
 
 def claim(
@@ -81,22 +80,19 @@ def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
 
 
-def test_an_events_handle_of_an_older_client_is_read_and_ignored() -> None:
-    older = claim(2, HANDLE + bytes(64), fence=0, size=4096)
-    assert decoded_claims(older) == (replace(CUDA, device_uuid=TOKEN),)
-
-
-@pytest.mark.parametrize("given", [WAITING, BY_DESCRIPTOR], ids=["by CUDA IPC", "by descriptor"])
+@pytest.mark.parametrize("given", [WAITING, BY_DESCRIPTOR])
 def test_a_client_waits_only_if_it_says_so(given: Any) -> None:
     for each in (given, replace(given, waits=False)):
         assert decoded_claims(encode_claim(each)) == (each,)
 
 
-def test_there_may_be_64_regions_and_no_more() -> None:
+def test_there_may_be_64_regions_and_no_more_and_handles_of_older_clients_events() -> None:
     regions = [NamedRegionClaim(str(number)) for number in range(MAX_REGIONS + 1)]
     data = encoded(*regions)
     assert len(decoded_claims(data[:-40], MAX_REGIONS)) == MAX_REGIONS
     assert refusal(data, MAX_REGIONS + 1).field == "region_count"
+    older = claim(2, HANDLE + bytes(64), fence=0, size=4096)
+    assert decoded_claims(older) == (replace(CUDA, device_uuid=TOKEN),)
 
 
 REFUSED = [
@@ -117,14 +113,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "field"), REFUSED, ids=str)
-def test_a_region_that_there_cannot_be_is_refused(data: bytes, field: str) -> None:
-    assert refusal(data).field == f"regions[1].{field}"
-
-
 @pytest.mark.parametrize(
     ("data", "count", "field"),
     [
+        *((data, 1, f"regions[1].{field}") for data, field in REFUSED),
         (claim(2, HANDLE, fence=2) + encoded(NAMED, LENT), 3, "regions[1].fence"),
         (claim(2, HANDLE, fence=3) + encoded(NAMED, LENT), 3, "regions[1].fence"),
         (encode_claim(NAMED) + claim(2, HANDLE, fence=1), 2, "regions[2].fence"),
@@ -135,7 +127,7 @@ def test_a_region_that_there_cannot_be_is_refused(data: bytes, field: str) -> No
         (encoded(NAMED, NAMED), 2, "regions[2]"),
     ],
 )
-def test_a_region_that_does_not_agree_with_another_is_refused(data: bytes, count: int, field: str) -> None:
+def test_a_region_that_cannot_be_or_contradicts_another_is_refused(data: bytes, count: int, field: str) -> None:
     assert refusal(data, count).field == field
 
 
@@ -145,8 +137,7 @@ def test_a_region_that_breaks_off_is_refused(length: int) -> None:
 
 
 FP32, BYTES = dtypes.BY_NAME["FP32"], dtypes.BYTES
-REGION = 8192
-"""Bytes of the region that the outputs are in."""
+REGION = 8192  # bytes
 RECORD = 2048
 Y = OutputPlace("Y", FP32, (2, 3), 0, 4096, 24, False)
 LABELS = OutputPlace("LABELS", BYTES, (2,), 0, 0, 0, True)
@@ -164,14 +155,8 @@ def output(**changes: Any) -> bytes:
 def record(*outputs: bytes, events: tuple[int, ...] = (), **changes: Any) -> bytes:
     packed: bytes = struct.pack(f"<{len(events)}H", *events)
     body = b"".join(outputs) + packed.ljust(-(-len(packed) // 8) * 8, b"\0")
-    head = {
-        "started": 7,
-        "completed": 7,
-        "length": 24 + len(body),
-        "output_count": len(outputs),
-        "event_count": len(events),
-        **changes,
-    }
+    head = {"started": 7, "completed": 7, "length": 24 + len(body), "output_count": len(outputs)}
+    head |= {"event_count": len(events), **changes}
     data: bytes = struct.pack("<QQIHH", *list(head.values())) + body
     return data.ljust(max(RECORD, len(data)), b"\0")
 
@@ -206,21 +191,16 @@ def test_results_with_events_need_only_be_started(changes: dict[str, Any], is_va
             results.decode(data, [REGION] * 2, 0, spec, 7)
 
 
-def test_results_are_read_in_full() -> None:
+def test_results_are_read_in_full_and_written_as_they_are_drawn() -> None:
     labels = output(name=b"LABELS", number=13, shape=(2,), offset=0, byte_size=0, flags=1)
-    found = results.decode(record(output(), labels, events=(3, 1)), [REGION] * 4)
-    assert found == Results((Y, LABELS), (3, 1), 7)
-    further = record(output(region=1), output(name=b"Z", region=1))  # in the same place
-    assert [place.region for place in results.decode(further, [0, REGION]).outputs] == [1, 1]
-
-
-def test_results_are_written_as_they_are_drawn() -> None:
-    labels = output(name=b"LABELS", number=13, shape=(2,), offset=0, byte_size=0, flags=1)
-    written = results.encode([Y, LABELS], [3, 1])
     whole = record(output(), labels, events=(3, 1))
+    assert results.decode(whole, [REGION] * 4) == Results((Y, LABELS), (3, 1), 7)
+    written = results.encode([Y, LABELS], [3, 1])
     assert written == whole[16 : 16 + len(written)]
     assert not any(whole[16 + len(written) :])
     assert struct.unpack_from("<I", written)[0] == 16 + len(written)
+    further = record(output(region=1), output(name=b"Z", region=1))  # in the same place
+    assert [place.region for place in results.decode(further, [0, REGION]).outputs] == [1, 1]
 
 
 @pytest.mark.parametrize("events", [(0,), (2,), (65535,), (1, 1), (1, 0)])
@@ -230,29 +210,27 @@ def test_an_event_is_that_of_a_further_region_and_named_once(events: tuple[int, 
     assert "but the request has 0" in broken(record(output(), events=events))
 
 
-def test_a_call_may_have_no_outputs_and_a_failed_one_has_no_results() -> None:
+def test_a_call_may_have_no_outputs_and_those_it_has_are_its_own_and_there_once() -> None:
     assert decoded(record()) == Results((), (), 7)
     assert results.decode(record(started=9, completed=8), []).completed == 8
     assert not any(results.NO_RESULTS)
     assert len(results.NO_RESULTS) == 8
     assert decoded(record(length=0)) == Results((), (), 7)
+    data = record(output(offset=4096))
+    assert results.decode(data, [REGION], 4096).outputs
+    with pytest.raises(PeerError, match="24 bytes at offset 4096 that are not the request's"):
+        results.decode(data, [REGION], 4100)
+    assert "the same output twice" in broken(record(output(), output()))
+    assert "8192" in broken(record(output(), output(name=b"Z", offset=REGION))), "one that is broken spoils all"
 
 
 @pytest.mark.parametrize(
     ("shape", "byte_size", "offset"),
     [((), 4, 0), ((1,), 4, REGION - 4), ((0,), 0, REGION), ((0, 5), 0, 0), ((REGION // 4,), REGION, 0)],
-    ids=["one number", "the last bytes", "nothing at the end", "nothing", "the whole region"],
 )
 def test_an_output_may_lie_anywhere_in_the_region(shape: tuple[int, ...], byte_size: int, offset: int) -> None:
     (found,) = decoded(record(output(shape=shape, byte_size=byte_size, offset=offset))).outputs
     assert found == OutputPlace("Y", FP32, shape, 0, offset, byte_size, False)
-
-
-def test_an_output_before_the_memory_of_its_request_is_the_peers_fault() -> None:
-    data = record(output(offset=4096))
-    assert results.decode(data, [REGION], 4096).outputs
-    with pytest.raises(PeerError, match="24 bytes at offset 4096 that are not the request's"):
-        results.decode(data, [REGION], 4100)
 
 
 @pytest.mark.parametrize(
@@ -265,29 +243,15 @@ def test_an_output_before_the_memory_of_its_request_is_the_peers_fault() -> None
         *({"shape": (0, 2**62), "byte_size": 0}, {"shape": (2**62, 2**62, 0), "byte_size": 0}),
         *({"shape": (2**62, 4), "flags": 1}, {"shape": (7,), "number": 13}, {"rank": 255}, {"rank": 3}, {"rank": 1}),
         *({"name": b""}, {"name": b"\xff"}, {"name_length": 9}, {"name_length": 65535}, {"name_length": 0}),
-    ],
-    ids=str,
-)
-def test_an_output_that_is_not_as_the_protocol_says_is_the_peers_fault(changes: dict[str, Any]) -> None:
-    broken(record(output(**changes)))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
         *({"length": 23}, {"length": 24}, {"length": 55}, {"length": 57}, {"length": RECORD}),
         *({"length": RECORD + 1}, {"length": 2**32 - 1}, {"output_count": 0}, {"output_count": 2}),
         *({"output_count": MAX_TENSORS + 1}, {"output_count": 65535}, {"event_count": 1}, {"event_count": 65535}),
     ],
     ids=str,
 )
-def test_counts_and_lengths_that_are_wrong_are_the_peers_fault(changes: dict[str, int]) -> None:
-    broken(record(output(), events=(), **changes))
-
-
-def test_an_output_that_is_there_twice_is_the_peers_fault() -> None:
-    assert "the same output twice" in broken(record(output(), output()))
-    assert "8192" in broken(record(output(), output(name=b"Z", offset=REGION))), "one that is broken spoils all"
+def test_results_that_are_not_as_the_protocol_says_are_the_peers_fault(changes: dict[str, Any]) -> None:
+    of_all = {name: value for name, value in changes.items() if name in ("length", "output_count", "event_count")}
+    broken(record(output(**{name: value for name, value in changes.items() if name not in of_all}), **of_all))
 
 
 @pytest.mark.parametrize(("outputs", "events"), [(MAX_TENSORS + 1, 0), (1, MAX_REGIONS + 1)])
@@ -303,10 +267,3 @@ def test_there_are_as_many_outputs_and_events_as_may_be_and_no_more(outputs: int
     assert (len(found.outputs), len(found.events)) == (min(outputs, MAX_TENSORS), min(events, MAX_REGIONS))
     with pytest.raises(PeerError, match=f"results break the protocol: {outputs} outputs and {events} events"):
         results.decode(half(outputs, events), sizes)
-
-
-def test_results_that_break_off_are_the_peers_fault() -> None:
-    whole = record(output())
-    for length in range(24, 24 + len(output())):
-        with pytest.raises(PeerError):
-            decoded(whole[:length])

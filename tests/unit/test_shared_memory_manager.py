@@ -19,7 +19,6 @@ from tests.opened import open_segment
 
 SHM = Path("/dev/shm")
 PAGE = 4096
-
 MakeFile = Callable[..., str]
 
 
@@ -63,12 +62,19 @@ def test_a_key_that_is_no_name_in_shared_memory_is_refused(manager: SharedMemory
         manager.register_system_shared_memory("mine", key, 0, PAGE)
 
 
-def test_the_status_says_what_is_registered(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+def test_the_status_says_what_is_registered_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     first, second = make_file(), make_file()
     register(manager, "first", f"/{first}")
     register(manager, "second", second, 16, 32)
     assert manager.status() == [RegionStatus("first", first, 0, PAGE), RegionStatus("second", second, 16, 32)]
     assert manager.status("second") == [RegionStatus("second", second, 16, 32)]
+    for key in (make_file(), "foreign-nobody"):
+        with pytest.raises(CallerError, match="region 'first' is registered already"):
+            register(manager, "first", key)
+    assert manager.status("first")[0].key == first
+    for ask in (lambda: manager.status("mine"), lambda: manager.get_memory_info("mine", 0, 1)):
+        with pytest.raises(RegionGoneError, match="region 'mine' is not registered"):
+            ask()
 
 
 def test_a_sweep_looks_at_all(manager: SharedMemoryManager, make_file: MakeFile) -> None:
@@ -79,21 +85,6 @@ def test_a_sweep_looks_at_all(manager: SharedMemoryManager, make_file: MakeFile)
         (SHM / key).unlink()
     registry_of(manager).drop_abandoned()
     assert registry_of(manager).mapped() == (0, 0)
-
-
-def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    first = make_file()
-    register(manager, "mine", first)
-    for key in (make_file(), "foreign-nobody"):
-        with pytest.raises(CallerError, match="region 'mine' is registered already"):
-            register(manager, "mine", key)
-    assert manager.status("mine")[0].key == first
-
-
-def test_a_name_of_nothing_says_so(manager: SharedMemoryManager) -> None:
-    for ask in (lambda: manager.status("mine"), lambda: manager.get_memory_info("mine", 0, 1)):
-        with pytest.raises(RegionGoneError, match="region 'mine' is not registered"):
-            ask()
 
 
 @pytest.mark.parametrize(("offset", "byte_size"), [(-1, 1), (0, -1), (1, 2**63 - 1), (2**63, 0), (2**64, -(2**64))])
@@ -149,9 +140,7 @@ def test_who_opens_a_region_late_gets_the_one_of_its_name(manager: SharedMemoryM
     assert not is_mapped(second)
 
 
-def test_as_many_regions_make_room_as_are_needed_and_first_those_used_longest_ago(
-    make_file: MakeFile,
-) -> None:
+def test_as_many_regions_make_room_as_are_needed_and_first_those_used_longest_ago(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=4 * PAGE)
     for name in ("first", "second", "third"):
         register(manager, name, make_file())
@@ -177,7 +166,7 @@ def test_a_region_in_use_does_not_make_room_nor_when_it_was_unregistered(make_fi
     manager.unregister_all()
 
 
-def test_a_region_that_does_not_fit_is_given_no_memory(make_file: MakeFile) -> None:
+def test_a_region_that_does_not_fit_or_has_grown_is_given_no_memory(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=3 * PAGE)
     used = register(manager, "used", make_file())
     registry_of(manager).begin_use(used)
@@ -187,20 +176,13 @@ def test_a_region_that_does_not_fit_is_given_no_memory(make_file: MakeFile) -> N
         register(manager, "holes", key, 0, 3 * PAGE)
     assert (SHM / key).stat().st_blocks == 0
     registry_of(manager).end_use(used)
-    register(manager, "holes", key, 0, 3 * PAGE)
+    region = register(manager, "holes", key, 0, 3 * PAGE)
     assert (SHM / key).stat().st_blocks * 512 == 3 * PAGE
-    manager.unregister_all()
-
-
-def test_a_file_that_has_grown_needs_room_for_all_of_it(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
-    key = make_file()
-    region = register(manager, "first", key)
     registry_of(manager).begin_use(region)
-    os.truncate(SHM / key, 2 * PAGE)
-    with pytest.raises(MachineError, match="a region of 8192 bytes cannot be mapped"):
-        register(manager, "second", key, 0, 2 * PAGE)
-    assert (SHM / key).stat().st_blocks * 512 == PAGE
+    os.truncate(SHM / key, 4 * PAGE)
+    with pytest.raises(MachineError, match="a region of 16384 bytes cannot be mapped"):
+        register(manager, "grown", key, 0, 4 * PAGE)
+    assert (SHM / key).stat().st_blocks * 512 == 3 * PAGE
     registry_of(manager).end_use(region)
     manager.unregister_all()
 

@@ -1,9 +1,11 @@
-"""Calls so small that a request in band is faster; outputs in the response; and who is told of copies."""
+"""Small calls in band; outputs in the response; who is told of copies; and where the short way would go wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -12,10 +14,14 @@ import pytest
 
 from shm_backend_utils.client import CallerError, CopyWarning, PathUnavailableError, ShmClient
 from shm_backend_utils.client.calls import infer
+from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.steps import until_copied
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import client_of
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.model_spec import ModelSpec
+from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_wires import async_client_of, client_of
 from tests.unit.gpu.fakes import runtime_that_gives_all_back
 
 FIXED = config("fixed", dims="16")
@@ -155,9 +161,16 @@ def told() -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def test_a_call_that_copies_nothing_is_silent(client: ShmClient, told: list[Any]) -> None:
-    for _ in range(2):
-        client.infer("fixed", {"IN0": X})
+def test_who_copies_nothing_or_little_or_means_it_is_told_nothing(server: FakeServer, told: list[Any]) -> None:
+    server.configs["small"] = config("small", dims="6", parameters={})
+    with client_of(server) as client:
+        for _ in range(2):
+            client.infer("fixed", {"IN0": X})
+        client.infer("small", {"IN0": X[:6]})
+        client.infer("m", {"IN0": X[:6]})
+        client.prepare("small", {"IN0": ((6,), X.dtype)}).close()
+        client.infer("plain", {"IN0": X}, path="triton-shm")
+        client.infer("fixed", {"IN0": X}, path="inline")
     assert told == []
 
 
@@ -175,15 +188,6 @@ def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(clien
         "model 'plain' does not declare the direct path"
     )
     assert text.endswith("; to accept that, give path='triton-shm'")
-
-
-def test_what_is_copied_in_no_time_is_not_told(server: FakeServer, told: list[Any]) -> None:
-    server.configs["small"] = config("small", dims="6", parameters={})
-    with client_of(server) as client:
-        client.infer("small", {"IN0": X[:6]})
-        client.infer("m", {"IN0": X[:6]})
-        client.prepare("small", {"IN0": ((6,), X.dtype)}).close()
-    assert told == []
 
 
 def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> None:
@@ -212,38 +216,23 @@ def test_a_stream_of_strings_never_goes_in_band_by_itself_as_it_may_end_the_mode
         assert not server.orders
 
 
-def test_a_path_that_was_asked_for_by_name_is_meant(client: ShmClient, told: list[Any]) -> None:
-    client.infer("plain", {"IN0": X}, path="triton-shm")
-    client.infer("fixed", {"IN0": X}, path="inline")
-    assert told == []
-
-
-def test_a_prepared_call_is_told_too(client: ShmClient, told: list[Any]) -> None:
-    client.prepare("plain", {"IN0": (X.shape, X.dtype)}).close()
-    assert [warning.category for warning in told] == [CopyWarning]
-
-
-def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClient, told: list[Any]) -> None:
+def test_an_output_that_finds_no_room_is_told_once(server: FakeServer, client: ShmClient, told: list[Any]) -> None:
+    server.configs["n"] = config("n")
     for count in (6, 16_384, 20_000):
         client.infer("m", {"IN0": np.ones(count, np.float32)})
-    (warning,) = told
-    assert str(warning.message) == (
+    with client.prepare("n", {"IN0": (X.shape, X.dtype)}) as call:
+        assert [bool(call.infer().overflowed) for _ in range(2)] == [True, False]
+    first, second = (str(each.message) for each in told)
+    assert first == (
         "output 'OUT0' of model 'm' needs 65536 bytes and found less room in shared memory, so it came back through "
         "Triton, which copies it; later calls have room for as much; to give it room at once, list it with the "
         "other outputs that you want: outputs={'OUT0': 65536}"
     )
+    assert "the next infer of this call has room for as much on the host; to give it room" in second
 
 
-def test_an_output_without_room_in_a_prepared_call_is_told(client: ShmClient, told: list[Any]) -> None:
-    with client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
-        assert call.infer().overflowed
-        assert not call.infer().overflowed
-    (warning,) = told
-    assert "the next infer of this call has room for as much on the host; to give it room" in str(warning.message)
-
-
-def test_another_configuration_is_told_of_anew(server: FakeServer, client: ShmClient, told: list[Any]) -> None:
-    client.infer("plain", {"IN0": X})
+def test_prepared_calls_and_new_configurations_are_told(server: FakeServer, client: ShmClient, told: list[Any]) -> None:
+    client.prepare("plain", {"IN0": (X.shape, X.dtype)}).close()
     server.configs["plain"] = config("plain", dims="-1", parameters={})
     client.explain("plain")  # which has the server asked
     client.infer("plain", {"IN0": X}, outputs={"OUT0": X.nbytes})
@@ -256,3 +245,103 @@ def test_a_warning_that_is_an_error_loses_no_memory(client: ShmClient) -> None:
         with pytest.raises(CopyWarning, match="'OUT0'"):
             client.infer("m", {"IN0": X})
     assert client.stats().slots_held == 0
+
+
+FEW = np.arange(6, dtype=np.float32)
+
+
+def test_inputs_replaced_meanwhile_are_those_of_the_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, take_idle = {"IN0": FEW}, SlotPool.take_idle
+
+    def replaced(*given: Any) -> Any:
+        inputs["IN0"] = np.ones(600, np.float64)
+        return take_idle(*given)
+
+    with client_of(server, inline_bytes=0) as client:
+        client.infer("m", inputs).release()
+        monkeypatch.setattr(SlotPool, "take_idle", replaced)
+        np.testing.assert_array_equal(client.infer("m", inputs)["OUT0"], 2 * FEW)
+
+
+def test_an_output_of_an_open_type_is_missed_where_it_is_not_there() -> None:
+    outputs = [{"name": "OUT0", "data_type": "TYPE_INVALID", "dims": ["-1"]}]
+    with (
+        FakeServer(config("m") | {"output": outputs}, compute=lambda *_: {}) as server,
+        client_of(server) as client,
+        pytest.raises(PeerError, match="answered without output 'OUT0'"),
+    ):
+        client.infer("m", {"IN0": FEW})
+
+
+def test_tasks_keep_no_array_of_the_users_while_they_wait(server: FakeServer) -> None:
+    alive: list[bool] = []
+
+    async def main() -> None:
+        async with async_client_of(server, inline_bytes=0) as client:
+            for _ in range(2):
+                mine = FEW.copy()
+                kept = weakref.ref(mine)
+
+                def note(_: Order, kept: weakref.ref[Any] = kept) -> None:
+                    alive.append(kept() is not None)
+
+                server.before = note
+                call = client.infer("m", {"IN0": mine})
+                del mine
+                await call
+
+    asyncio.run(main())
+    assert alive == [False, False]
+
+
+def test_a_model_in_band_is_looked_at_again(server: FakeServer) -> None:
+    server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": "inline"}})
+    with client_of(server) as client:
+        assert [client.infer("m", {"IN0": FEW}).path for _ in range(2)] == ["inline", "inline"]
+        server.configs["m"] = config("m")
+        core: Any = client._core
+        core.known["m", ""].seen -= 100
+        assert client.infer("m", {"IN0": FEW}).path == "direct"
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((-1, -4), 16), ((0, 2**62), 0), ((2**62, 0), 0), ((0, -5), 0), ((2, 2), 12)]
+)
+def test_odd_shapes_are_the_servers_error(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], size: int) -> None:
+    with FakeServer(config("m", dims="-1,-1")) as server, client_of(server, path="inline") as client:
+        x = np.ones((2, 2), np.float32)
+        client.infer("m", {"IN0": x}).release()
+        transport, send = client._driver.transport, client._driver.transport.send
+
+        def broken(message: Any, timeout_s: float) -> Any:
+            answer = send(message, timeout_s)
+            answer.outputs[0].shape[:] = shape
+            answer.raw_output_contents[0] = bytes(size)
+            return answer
+
+        monkeypatch.setattr(transport, "send", broken)
+        with pytest.raises(PeerError):
+            client.infer("m", {"IN0": x})
+
+
+def test_names_and_ranks_that_no_table_has_are_known_all_the_same() -> None:
+    output = {"name": "O" * 2**16, "data_type": "TYPE_FP32", "dims": ["1"]}
+    long = config("m", dims=",".join(["1"] * 300)) | {"output": [output]}
+    known = KnownModel(ModelSpec.from_config(long), 1.0)
+    assert (known.inputs, known.outputs, known.rooms) == ({}, {}, {})
+
+
+def test_hints_for_a_split_call_are_for_the_whole(server: FakeServer) -> None:
+    server.configs["rows"] = config("rows", max_batch_size=8)
+    rows = np.ones((20, 40_000), np.float32)
+    with client_of(server) as client:
+        result = client.infer("rows", {"IN0": rows}, outputs={"OUT0": rows.nbytes}, split=True)
+        assert (result.in_response, result["OUT0"].shape) == ((), rows.shape)
+
+
+def test_a_models_name_may_have_the_digits_of_a_generation(server: FakeServer) -> None:
+    name = "m1000000000000000000"
+    server.configs[name] = config(name)
+    with client_of(server, "http") as client:
+        for _ in range(3):
+            np.testing.assert_array_equal(client.infer(name, {"IN0": FEW})["OUT0"], 2 * FEW)

@@ -16,8 +16,6 @@ from shm_backend_utils.model_spec import PATHS_LINE, ModelSpec, TensorSpec
 from tests.unit.emulated import start_server
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
-every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
-every_number = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 
 
 def test_the_table_holds_every_type_of_triton() -> None:
@@ -25,9 +23,14 @@ def test_the_table_holds_every_type_of_triton() -> None:
         *["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"],
         *["BF16", "BYTES"],
     ]
+    strings = dtypes.BYTES
+    assert (strings.numpy, strings.itemsize, strings.dlpack_bits) == (np.dtype(object), 0, 0)
+    assert strings.dlpack_code not in {dtype.dlpack_code for dtype in NUMBERS}
+    for name in ("TYPE_INVALID", "TYPE_BYTES", "TYPE_FP8", "type_fp32", "", "TYPE_"):
+        assert dtypes.BY_CONFIG.get(name) is None
 
 
-@every_number
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_size_kind_and_name_are_the_same_in_numpy_dlpack_and_triton(dtype: DType) -> None:
     kinds = {"BOOL": ("b", 6), "UINT": ("u", 1), "INT": ("i", 0), "FP": ("f", 2), "BF": ("V", 4)}
     assert dtype.itemsize == dtype.numpy.itemsize == dtype.dlpack_bits / 8
@@ -35,21 +38,10 @@ def test_size_kind_and_name_are_the_same_in_numpy_dlpack_and_triton(dtype: DType
     assert dtype.name == "BOOL" or dtype.name.endswith(str(dtype.dlpack_bits))
 
 
-def test_strings_are_objects_without_a_size_and_without_a_type_in_dlpack() -> None:
-    strings = dtypes.BYTES
-    assert (strings.numpy, strings.itemsize, strings.dlpack_bits) == (np.dtype(object), 0, 0)
-    assert strings.dlpack_code not in {dtype.dlpack_code for dtype in NUMBERS}
-
-
-@every_dtype
+@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=str)
 def test_names_of_numpy_and_of_configurations_lead_to_a_types_row(dtype: DType) -> None:
     assert dtypes.from_numpy(dtype.numpy, "X") is dtype
     assert dtypes.BY_CONFIG["TYPE_STRING" if dtype is dtypes.BYTES else f"TYPE_{dtype.name}"] is dtype
-
-
-@pytest.mark.parametrize("name", ["TYPE_INVALID", "TYPE_BYTES", "TYPE_FP8", "type_fp32", "", "TYPE_"])
-def test_a_configurations_type_without_a_row_leads_to_none(name: str) -> None:
-    assert dtypes.BY_CONFIG.get(name) is None
 
 
 @pytest.mark.parametrize(
@@ -84,32 +76,22 @@ def test_a_numpy_type_without_a_row_is_refused(unsupported: type | str) -> None:
     assert caught.value.tensor == "IMAGE"
 
 
-REASON = "Dtype is invalid."  # Triton 2.41's words
+def test_the_error_tells_which_triton_carries_bf16_and_what_helps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, capsule: object) -> Any:  # as an old Triton does, with 2.41's words
+        raise RuntimeError("Dtype is invalid.")
 
-
-@pytest.fixture
-def old_backend(monkeypatch: pytest.MonkeyPatch) -> TritonBackend:
-    """The backend of a Triton that takes no BF16 by DLPack, nor anything else once it was probed."""
     start_server(monkeypatch)
     backend = TritonBackend()
-
-    def refuse(name: str, capsule: object) -> Any:
-        raise RuntimeError(REASON)
-
     monkeypatch.setattr(backend._pb_utils.Tensor, "from_dlpack", refuse)
-    return backend
-
-
-def test_the_error_tells_which_triton_carries_it_and_what_helps_before(old_backend: TritonBackend) -> None:
     with pytest.raises(ModelError) as refusal:
-        old_backend.output("Y", np.zeros((2, 3), BF16.numpy))
+        backend.output("Y", np.zeros((2, 3), BF16.numpy))
     assert str(refusal.value) == (
         "output 'Y' holds BF16, which the Python backend of this Triton refuses (Dtype is invalid.): use Triton "
         '2.49 (24.08) or newer, or have the caller reserve memory for it: outputs={"Y": 12}'
     )
-    old_backend.reads_numpy = False
-    with pytest.raises(RuntimeError, match=REASON):  # another type's refusal is told as it is
-        old_backend.output("Y", np.zeros(3, np.float32))
+    backend.reads_numpy = False
+    with pytest.raises(RuntimeError, match="Dtype is invalid."):  # another type's refusal is told as it is
+        backend.output("Y", np.zeros(3, np.float32))
 
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
@@ -134,11 +116,11 @@ def tensor(**changes: Any) -> TensorSpec:
     return ModelSpec.from_config(config(input=[config()["input"][0] | changes])).input("IMAGE")
 
 
-def paths(declared: str) -> dict[str, Any]:
+def paths(declared: Any) -> dict[str, Any]:
     return {"SHM_PATHS": {"string_value": declared}}
 
 
-def test_names_and_types_are_read() -> None:
+def test_names_types_and_shapes_are_read() -> None:
     spec = ModelSpec.from_config(config())
     assert (spec.name, list(spec.inputs), list(spec.outputs)) == ("resize", ["IMAGE"], ["OUTPUT0"])
     assert spec.input("IMAGE") == TensorSpec("IMAGE", "TYPE_FP32", FP32, (3, -1), optional=True)
@@ -146,16 +128,11 @@ def test_names_and_types_are_read() -> None:
     assert ModelSpec.from_config(config(output=[{"name": "Y", "dims": [1]}])).output("Y").dtype is None
     assert not ModelSpec.from_config(config(input=[{"name": "X", "dims": []}])).input("X").optional
     assert spec.obstacle_to_direct() is None
-
-
-def test_shapes_of_a_model_with_batches_begin_with_a_dimension_of_any_size() -> None:
     spec = ModelSpec.from_config(batched())
     assert (spec.input("IMAGE").shape, spec.output("OUTPUT0").shape) == ((-1, 3, -1), (-1, 1))
     assert (spec.has_batch_carrier, list(spec.inputs)) == (True, ["IMAGE"])
     assert spec.obstacle_to_direct() is None
-
-
-def test_integers_may_be_strings_as_in_protobufs_json() -> None:
+    # Integers may be strings, as in protobuf's JSON.
     spec = ModelSpec.from_config(batched(max_batch_size="8", input=[{"name": "X", "dims": ["3", "-1"]}]))
     assert (spec.max_batch_size, spec.input("X").shape) == (8, (-1, 3, -1))
 
@@ -214,11 +191,7 @@ def test_an_unknown_path_is_an_error_of_the_model(declared: str, unknown: str, m
     [
         (config(parameters={}), "does not declare the direct path", f"add to its config.pbtxt: {PATHS_LINE}"),
         (config(parameters=paths("inline")), "does not declare the direct path", "add direct to SHM_PATHS"),
-        (
-            config(input=[{"name": "X", "dims": []}]),
-            "input 'X' of model 'resize' is not optional",
-            "add `optional: true` to it",
-        ),
+        (config(input=[{"name": "X", "dims": []}]), "input 'X' of model 'resize' is not", "add `optional: true` to it"),
         (config(max_batch_size=8), "max_batch_size 8 but no input to carry", 'add input { name: "SHM" data_type: TYPE'),
         (
             batched(input=[CARRIER | {"dims": [1]}]),
@@ -226,7 +199,6 @@ def test_an_unknown_path_is_an_error_of_the_model(declared: str, unknown: str, m
             'expected { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true } in config.pbtxt',
         ),
     ],
-    ids=["undeclared", "declared-others", "required-input", "no-carrier", "wrong-carrier"],
 )
 def test_an_obstacle_is_named_with_its_remedy(model: dict[str, Any], obstacle: str, remedy: str) -> None:
     message = ModelSpec.from_config(model).obstacle_to_direct()
@@ -251,9 +223,6 @@ def test_a_tensor_of_another_shape_or_type_is_refused(shape: tuple[int, ...]) ->
         tensor().check(dtypes.BY_NAME["FP64"], (3, 1))
     with pytest.raises(TensorError, match=r"tensor 'IMAGE' has shape .* configuration says \[3, -1\]"):
         tensor().check(FP32, shape)
-
-
-def test_no_tensor_fits_a_type_that_the_configuration_does_not_name() -> None:
     for dtype in dtypes.BY_NAME.values():
         with pytest.raises(TensorError, match="configuration says TYPE_INVALID"):
             tensor(data_type="TYPE_INVALID").check(dtype, (3, 1))
@@ -268,29 +237,19 @@ def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int
     assert ModelSpec.from_config(batched(input=[one])).input("X").row_byte_size == byte_size, "of a row"
 
 
+ODD_INPUTS: list[Any] = [7, [{}], ["IMAGE"]]
+ODD_OUTPUTS: list[Any] = [{"data_type": []}, {"dims": [-2]}, {"dims": [2**63]}]
+
+
 @pytest.mark.parametrize(
     "told",
     [
-        None,
-        [],
-        {},
-        config(name="another"),
-        config(name=7),
-        config(max_batch_size=-1),
-        config(max_batch_size="many"),
-        config(max_batch_size=float("inf")),
-        config(input=7),
-        config(input=[{}]),
-        config(input=["IMAGE"]),
-        config(output=[{"name": 7}]),
-        config(output=[{"name": ""}]),
-        config(output=[{"name": "\ud800"}]),
-        config(output=[{"name": "Y", "data_type": []}]),
-        config(output=[{"name": "Y", "dims": [-2]}]),
-        config(output=[{"name": "Y", "dims": [2**63]}]),
+        *(None, [], {}, config(name="another"), config(name=7), config(parameters=[]), config(parameters=paths(7))),
+        *(config(max_batch_size=wrong) for wrong in (-1, "many", float("inf"))),
+        *(config(input=wrong) for wrong in ODD_INPUTS),
+        *(config(output=[{"name": wrong}]) for wrong in (7, "", "\ud800")),
+        *(config(output=[{"name": "Y", **wrong}]) for wrong in ODD_OUTPUTS),
         config(output=[{"name": "Y", "dims": [1], "reshape": {"shape": [-2]}}]),
-        config(parameters=[]),
-        config(parameters={"SHM_PATHS": {"string_value": 7}}),
     ],
 )
 def test_what_a_server_says_is_a_configuration_of_this_model_or_the_servers_error(told: Any) -> None:

@@ -62,13 +62,7 @@ def limit(group: Path, most: int | str, used: int = 0, reclaimable: int | None =
         (group / "memory.stat").write_text(f"anon 5\ninactive_file {reclaimable}\nactive_file 7\n")
 
 
-def test_of_this_machine_something_is_told() -> None:
-    assert 0 < memory_bytes() <= MACHINE
-    assert 0 < available_bytes() < math.inf
-
-
-ALL = MACHINE // 1024 * 1024
-"""What is available without a limit: so many kB."""
+ALL = MACHINE // 1024 * 1024  # what is available without a limit
 
 
 @pytest.mark.parametrize(
@@ -83,7 +77,6 @@ ALL = MACHINE // 1024 * 1024
         *((None, (nothing, 0, 0), MACHINE, ALL) for nothing in ("max", "", "a word")),
         (None, (MEBIBYTE, 0, None), MACHINE, ALL),
     ],
-    ids=["none", "own", "one around it", "unused pages", "beyond", "of the machine", "max", "", "a word", "files lack"],
 )
 def test_the_least_that_a_group_leaves_counts(
     groups: Path, meminfo: Path, pod: Limit | None, container: Limit | None, most: int, available: int
@@ -94,24 +87,18 @@ def test_the_least_that_a_group_leaves_counts(
     assert (memory_bytes(), available_bytes()) == (most, available)
 
 
-def test_a_group_that_does_not_tell_of_them_has_none(groups: Path, meminfo: Path) -> None:
+def test_in_the_root_group_it_is_the_roots_and_pages_may_be_untold(groups: Path, meminfo: Path, tmp_path: Path) -> None:
+    """A container sees its own group as the root, and there the limit is; a machine's root has none."""
     limit(groups / "pod", 64 * MEBIBYTE, used=60 * MEBIBYTE)
     (groups / "pod" / "memory.stat").write_text("anon 5\n")
     assert available_bytes() == 4 * MEBIBYTE
-
-
-def test_in_the_root_group_it_is_the_roots(groups: Path, meminfo: Path, tmp_path: Path) -> None:
-    """A container sees its own group as the root, and there the limit is; a machine's root has none."""
     (tmp_path / "own").write_text("0::/\n")
     limit(groups, 16 * MEBIBYTE)
-    limit(groups / "pod", MEBIBYTE)
     assert memory_bytes() == 16 * MEBIBYTE
 
 
 @pytest.mark.parametrize("own", [None, "", "3:memory:/pod/container\n", "0::/../../outside\n"])
-def test_a_process_whose_groups_are_not_there_or_not_told_has_the_machines(
-    groups: Path, meminfo: Path, tmp_path: Path, own: str | None
-) -> None:
+def test_without_known_groups_it_is_the_machines(groups: Path, meminfo: Path, tmp_path: Path, own: str | None) -> None:
     limit(groups / "pod" / "container", MEBIBYTE)
     if own is None:
         (tmp_path / "own").unlink()
@@ -121,10 +108,13 @@ def test_a_process_whose_groups_are_not_there_or_not_told_has_the_machines(
     assert memory_bytes() == MACHINE
 
 
+def test_of_this_machine_something_is_told() -> None:
+    assert 0 < memory_bytes() <= MACHINE
+    assert 0 < available_bytes() < math.inf
+
+
 @pytest.mark.parametrize("text", [None, "", "MemTotal: 5 kB\n", "MemAvailable: much\n"])
-def test_a_machine_that_does_not_tell_what_is_available_has_no_bound(
-    groups: Path, meminfo: Path, text: str | None
-) -> None:
+def test_a_machine_that_tells_of_no_available_bytes_has_no_bound(groups: Path, meminfo: Path, text: str | None) -> None:
     if text is None:
         meminfo.unlink()
     else:
@@ -157,16 +147,13 @@ def path_of(key: str) -> Path:
     return SHM / key
 
 
-def test_a_new_segment_is_its_owners_alone_full_of_zeros_and_has_all_of_its_space(segment: SystemSegment) -> None:
+def test_a_new_segment_is_its_owners_alone_full_of_zeros_and_has_its_space_and_key(segment: SystemSegment) -> None:
     status = path_of(segment.key).stat()
     assert path_of(segment.key).read_bytes() == bytes(PAGE)
     assert (stat.S_IMODE(status.st_mode), status.st_blocks * 512) == (0o600, PAGE)
     assert (segment.byte_size, segment.identity) == (PAGE, (status.st_dev, status.st_ino))
     segment.check(PAGE, FIELD)
     assert not segment.is_unlinked
-
-
-def test_a_key_that_is_taken_is_left_alone(segment: SystemSegment) -> None:
     segment.buffer()[0] = 7
     with pytest.raises(FileExistsError):
         SystemSegment.create(segment.key, 2 * PAGE)
@@ -175,9 +162,7 @@ def test_a_key_that_is_taken_is_left_alone(segment: SystemSegment) -> None:
 
 
 @pytest.mark.parametrize("byte_size", [PEBIBYTE, 2**63 - 1, 0, -1])
-def test_a_segment_that_cannot_be_made_leaves_nothing_and_more_than_there_is_says_how_much(
-    key: str, byte_size: int
-) -> None:
+def test_a_segment_that_cannot_be_made_leaves_nothing_and_says_how_much_there_is(key: str, byte_size: int) -> None:
     with pytest.raises((MachineError, OSError)) as caught:
         SystemSegment.create(key, byte_size)
     if byte_size > 0:
@@ -185,19 +170,13 @@ def test_a_segment_that_cannot_be_made_leaves_nothing_and_more_than_there_is_say
     assert not path_of(key).exists()
 
 
-def test_a_new_segment_can_be_seen_only_when_it_is_prepared(key: str) -> None:
-    seen = []
-    SystemSegment.create(key, PAGE, prepare=lambda segment: seen.append(path_of(key).exists())).close()
+def test_a_new_segment_is_seen_when_it_is_prepared_by_whom_mode_and_group_let_in(key: str) -> None:
+    seen, access = [], Access(mode=0o660, group_id=os.getgid())
+    prepare = lambda segment: seen.append(path_of(key).exists())  # noqa: E731
+    SystemSegment.create(key, PAGE, access=access, prepare=prepare).close()
     assert seen == [False]
-    assert path_of(key).exists()
-
-
-def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
-    segment = SystemSegment.create(key, PAGE, access=Access(mode=0o660, group_id=os.getgid()))
     status = path_of(key).stat()
-    assert stat.S_IMODE(status.st_mode) == 0o660
-    assert status.st_gid == os.getgid()
-    segment.close()
+    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, os.getgid())
 
 
 def test_a_key_that_names_nothing_is_gone(key: str) -> None:
@@ -206,19 +185,11 @@ def test_a_key_that_names_nothing_is_gone(key: str) -> None:
     assert key not in str(caught.value)
 
 
-def test_a_claim_of_more_than_is_mapped_fails_the_check_also_of_one_that_has_grown(segment: SystemSegment) -> None:
-    with pytest.raises(RegionRefusedError, match=f"it claims {PAGE + 1} bytes, but {PAGE} are there"):
-        segment.check(PAGE + 1, FIELD)
-    os.truncate(path_of(segment.key), 2 * PAGE)
-    with pytest.raises(RegionRefusedError, match=f"it claims {2 * PAGE} bytes, but {PAGE} are there"):
-        segment.check(2 * PAGE, FIELD)
-
-
-@pytest.mark.parametrize("claimed", [PAGE, 10])
-def test_a_truncated_segment_fails_the_check(segment: SystemSegment, claimed: int) -> None:
-    os.truncate(path_of(segment.key), 10)
-    with pytest.raises(RegionRefusedError, match=f"it claims {claimed} bytes, but 10 are there"):
-        segment.check(claimed, FIELD)
+def test_a_claim_of_more_than_is_there_or_mapped_fails_the_check(segment: SystemSegment) -> None:
+    for there, claimed, found in ((PAGE, PAGE + 1, PAGE), (2 * PAGE, 2 * PAGE, PAGE), (10, PAGE, 10), (10, 10, 10)):
+        os.truncate(path_of(segment.key), there)
+        with pytest.raises(RegionRefusedError, match=f"it claims {claimed} bytes, but {found} are there"):
+            segment.check(claimed, FIELD)
 
 
 def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment: SystemSegment) -> None:
@@ -234,18 +205,15 @@ def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment
 
 
 def test_unlink_leaves_another_object_under_the_same_key_alone(segment: SystemSegment) -> None:
-    path_of(segment.key).unlink()
-    path_of(segment.key).write_bytes(b"another")
-    segment.unlink()
-    assert path_of(segment.key).read_bytes() == b"another"
-
-
-def test_unlink_leaves_a_symbolic_link_under_the_same_key_alone(segment: SystemSegment) -> None:
     moved = path_of(segment.key).rename(path_of(f"{segment.key}-moved"))
     path_of(segment.key).symlink_to(moved)
     segment.unlink()
     assert path_of(segment.key).is_symlink()
     moved.unlink()
+    path_of(segment.key).unlink()
+    path_of(segment.key).write_bytes(b"another")
+    segment.unlink()
+    assert path_of(segment.key).read_bytes() == b"another"
 
 
 def has_free(monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int = 100) -> None:
@@ -264,48 +232,37 @@ def make(key: str, byte_size: int = PAGE, deadline: float = math.inf) -> None:
     SystemSegment.create(key, byte_size, deadline=deadline).close()
 
 
-@pytest.mark.parametrize(("blocks_free", "blocks"), [(1, 100), (0, 0)], ids=["the last page", "no limit"])
-def test_what_is_free_can_be_taken(key: str, monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int) -> None:
-    """A file system without a limit says that it has no blocks, and gives some."""
-    has_free(monkeypatch, blocks_free, blocks)
-    make(key, PAGE)
-
-
-def test_what_there_is_no_room_for_takes_nothing_from_others_meanwhile(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[object] = []
+def test_what_is_free_can_be_taken_and_more_takes_nothing_meanwhile(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_free(monkeypatch, 0, 0)  # as a file system without a limit says, and gives some
+    make(key)
+    path_of(key).unlink()
     has_free(monkeypatch, 1)
-    monkeypatch.setattr(os, "posix_fallocate", lambda *piece: taken.append(piece))
+    make(key)
+    path_of(key).unlink()
+    monkeypatch.delattr(os, "posix_fallocate")
     with pytest.raises(MachineError, match=f"{PAGE + 1} bytes was asked for"):
         make(key, PAGE + 1)
-    assert taken == []
 
 
 LACKS = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 
 
 @pytest.mark.parametrize("number", [*LACKS, errno.EIO], ids=errno.errorcode.get)
-def test_space_that_somebody_else_has_taken_meanwhile_is_an_error_of_the_machine(
-    key: str, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_space_that_others_took_is_the_machines_error(key: str, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(number))
     lack, other = r"4096 bytes was asked for, but /dev/shm has \d+ free", "made in /dev/shm: Input/output error; mount"
-    with pytest.raises(MachineError, match=lack if number in LACKS else other):
-        make(key)
-
-
-def test_space_that_cannot_be_taken_in_time_is_not_taken(key: str) -> None:
     with pytest.raises(TimeoutError, match="4096 bytes of shared memory could not be allocated in time"):
         make(key, deadline=time.monotonic() - 1)
-    assert not (SHM / key).exists()
+    assert not path_of(key).exists()
+    with pytest.raises(MachineError, match=lack if number in LACKS else other):
+        make(key)
 
 
 @pytest.fixture
 def file(key: str) -> Iterator[SharedFile]:
     """A page, and a hole behind it."""
-    (SHM / key).write_bytes(bytes(PAGE))
-    os.truncate(SHM / key, 2 * PAGE)
+    path_of(key).write_bytes(bytes(PAGE))
+    os.truncate(path_of(key), 2 * PAGE)
     with SharedFile.open(key, FIELD) as file:
         yield file
 
@@ -319,20 +276,14 @@ def test_a_file_has_the_size_and_the_space_that_it_has_and_not_a_byte_more(file:
         file.check_space(PAGE + 1)
 
 
-def test_of_no_bytes_no_space_is_taken(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EINVAL))  # so says the kernel
-    file.take_space(PAGE, 0)
-
-
 @pytest.mark.parametrize("number", [*LACKS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
-def test_holes_that_cannot_be_filled_are_an_error_of_the_machine_or_else_the_file_is_refused(
-    file: SharedFile, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_holes_that_cannot_be_filled_are_told(file: SharedFile, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(number))
     lack = r"has holes, and /dev/shm has \d+ bytes free for its 8192; give"
     other = "the server cannot allocate it: Operation not supported"
     with pytest.raises((MachineError, RegionRefusedError), match=lack if number in LACKS else other):
         file.take_space(0, 2 * PAGE)
+    file.take_space(PAGE, 0)  # of which the kernel says EINVAL
 
 
 def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:

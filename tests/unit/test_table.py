@@ -23,10 +23,7 @@ from shm_backend_utils.protocol.spans import (
 )
 
 FP32, UINT8, BYTES = dtypes.BY_NAME["FP32"], dtypes.BY_NAME["UINT8"], dtypes.BYTES
-BEGIN, SIZE = 8192, 16384
-"""Where the region's data begins, and how large the region is."""
-
-
+BEGIN, SIZE = 8192, 16384  # where the region's data begins, and how large the region is
 RECORD = 2048
 LENT = LentRegionClaim("shmbu-1-5ec7e7", 4096, "0123456789abcdef" * 2, 0)
 NAMED = NamedRegionClaim("weights")
@@ -47,10 +44,7 @@ def record(inputs: list[bytes], outputs: list[bytes], regions: list[bytes] | Non
         "input_count": len(inputs),
         "output_count": len(outputs),
         "region_count": len(regions or []),
-        "frame_count": 0,
-        "frame_slot": 0,
-        "probe": 0,
-        "frame_stride": 0,
+        **dict.fromkeys(("frame_count", "frame_slot", "probe", "frame_stride"), 0),
         **changes,
     }
     data = struct.pack("<QIHHHHHHQ", *head.values()) + body
@@ -92,30 +86,30 @@ def test_a_table_is_read_in_full_and_written_as_it_is_drawn() -> None:
     assert ((7).to_bytes(8, "little") + table.encode(found)).ljust(RECORD, b"\0") == drawn
 
 
-def test_there_may_be_nothing_and_an_input_may_also_be_an_output() -> None:
+def test_there_may_be_nothing_and_as_much_as_fills_the_record_and_an_input_may_also_be_an_output() -> None:
     assert decoded(record([], [])) == Table({}, {})
     assert decoded(record([tensor(b"X", BEGIN, 0, 2, (0, 2**63 - 1))], [])).inputs["X"].byte_size == 0
     assert decoded(record([IMAGE], [tensor(b"IMAGE", BEGIN + 256, 4)])).outputs["IMAGE"].byte_size == 4
+    data = record([], [tensor(b"x" * (RECORD - 32 - 24), BEGIN, 1)])
+    assert (len(data), len(decoded(data).outputs)) == (RECORD, 1)
+    assert refusal(data[:-8]).field == "length"
 
 
-def test_the_length_of_a_tensor_is_known_before() -> None:
-    for name, shape in [("X", ()), ("12345678", (1,)), ("é" * 4, (0,) * 32), ("x" * 65535, (1, 2))]:
-        data = tensor(name.encode(), BEGIN, 0, 2, shape)
-        assert len(data) == table.tensor_length(name, len(shape))
-
-
-def test_the_longest_name_is_read_and_shortened_in_messages() -> None:
+def test_tensors_have_long_names_that_are_shortened_in_messages_up_to_32_dimensions_and_a_length_known_before() -> None:
     name = "é" * 32767 + "x"
     assert list(decoded(record([], [tensor(name.encode(), BEGIN, 0)])).outputs) == [name]
     error = refusal(record([IMAGE], [tensor(name.encode(), BEGIN, 24)]))
     assert error.field == f"outputs.{'é' * 61}..."
     assert refusal(record([IMAGE], [tensor(b"a\x1b[31m\n", BEGIN, 24)])).field == r"outputs.a\x1b[31m\n"
-
-
-def test_a_tensor_has_up_to_32_dimensions() -> None:
+    assert brief("x" * 64) == "x" * 64
+    assert brief("x" * 65) == "x" * 61 + "..."
+    assert brief("é\n\x1b\ud800") == r"é\n\x1b\ud800"
     assert decoded(record([tensor(b"X", BEGIN, 1, 2, (1,) * 32)], [])).inputs["X"].shape == (1,) * 32
     assert refusal(record([tensor(b"X", BEGIN, 1, 2, (1,) * 33)], [])).found.startswith("rank 33 ")
     assert refusal_of_input(rank=255).found.startswith("rank 255 ")
+    for name, shape in [("X", ()), ("12345678", (1,)), ("é" * 4, (0,) * 32), ("x" * 65535, (1, 2))]:
+        data = tensor(name.encode(), BEGIN, 0, 2, shape)
+        assert len(data) == table.tensor_length(name, len(shape))
 
 
 @pytest.mark.parametrize("input_count", [0, 1, MAX_TENSORS // 2, MAX_TENSORS])
@@ -139,21 +133,11 @@ def test_a_table_has_up_to_512_tensors(input_count: int) -> None:
     ],
     ids=str,
 )
-def test_a_length_or_a_count_that_is_not_that_of_the_tensors_is_refused(
-    changes: dict[str, int], fields: tuple[str, ...]
-) -> None:
+def test_a_length_or_a_count_unlike_the_tensors_is_refused(changes: dict[str, int], fields: tuple[str, ...]) -> None:
     error = refusal(record([IMAGE], [ROOM], None, **changes))
     assert error.field.startswith(fields)
     if changes == {"length": 33 + len(IMAGE) + len(ROOM)}:
         assert error.expected == f"{changes['length'] - 1}, where the last of its tensors ends"
-
-
-def test_a_table_may_fill_its_record_and_no_more() -> None:
-    length = RECORD - 32 - 24
-    data = record([], [tensor(b"x" * length, BEGIN, 1)])
-    assert len(data) == RECORD
-    assert len(decoded(data).outputs) == 1
-    assert refusal(data[:-8]).field == "length"
 
 
 @pytest.mark.parametrize(
@@ -221,9 +205,7 @@ def test_strings_may_have_any_size_that_has_room_for_their_lengths(size: int, sh
     ],
     ids=str,
 )
-def test_an_output_has_neither_a_data_type_nor_a_shape_and_no_tensor_has_flags_or_an_odd_name(
-    changes: dict[str, Any], field: str
-) -> None:
+def test_outputs_have_no_type_or_shape_and_tensors_no_flags_or_odd_names(changes: dict[str, Any], field: str) -> None:
     output: dict[str, Any] = {"name": b"Y", "offset": BEGIN, "size": 4, **changes}
     assert refusal(record([], [tensor(**output)])).field == f"outputs[0]{field}"
     if not changes.keys() & {"number", "shape"}:
@@ -236,30 +218,22 @@ def test_a_name_that_is_there_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("field", "value"),
     [
-        ({"frame_count": 65}, "frame_count"),
-        ({"frame_count": 65535}, "frame_count"),
-        ({"frame_slot": 1023}, "frame_slot"),
-        ({"frame_slot": 65535}, "frame_slot"),
-        ({"frame_stride": 0}, "frame_stride"),
-        ({"frame_stride": 999}, "frame_stride"),  # shorter than Y
-        ({"frame_stride": 2048}, "frame_stride"),  # the second Y would be where the first Z is
-        ({"frame_stride": 3548}, "frame_stride"),
-        ({"frame_stride": 3550}, "frame_stride"),  # the last place would end behind the region
-        ({"frame_stride": 2**63 - 1}, "frame_stride"),
-        ({"frame_stride": 2**64 - 1}, "frame_stride"),
-        ({"generation": 2**32}, "generation"),
+        *(("frame_count", count) for count in (65, 65535)),
+        *(("frame_slot", slot) for slot in (1023, 65535)),
+        # No stride is shorter than Y; the second Y is not where the first Z is; the last place ends in the region.
+        *(("frame_stride", stride) for stride in (0, 999, 2048, 3548, 3550, 2**63 - 1, 2**64 - 1)),
+        ("generation", 2**32),
     ],
-    ids=str,
 )
-def test_a_ring_that_does_not_fit_is_refused(changes: dict[str, int], field: str) -> None:
+def test_a_ring_that_does_not_fit_is_refused(field: str, value: int) -> None:
     outputs = [tensor(b"Y", BEGIN, 1000), tensor(b"Z", BEGIN + 2049, 1500)]
     fields = {"generation": MAX_FRAMED_GENERATION, "frame_count": 2, "frame_slot": 1, "frame_stride": 3549}
     end = BEGIN + 2049 + 1500 + 3549
     assert table.decode(record([], outputs, None, **fields), BEGIN, end)[1].ring == Ring(1, 2, 3549)
     with pytest.raises(TableError) as caught:
-        table.decode(record([], outputs, None, **{**fields, **changes}), BEGIN, end)
+        table.decode(record([], outputs, None, **{**fields, field: value}), BEGIN, end)
     assert caught.value.field == field
 
 
@@ -273,23 +247,11 @@ def test_an_input_lies_in_no_place_of_a_ring(offset: int, is_apart: bool) -> Non
         assert refusal(data).field == "outputs.Y"
 
 
-def test_the_last_slots_of_a_region_may_be_a_ring() -> None:
-    assert decoded(record([], [], frame_count=64, frame_slot=960)).ring == Ring(960, 64, 0)
-
-
-def test_each_place_is_one_stride_behind_the_one_before() -> None:
+def test_each_place_is_one_stride_behind_the_one_before_and_each_frame_has_a_number() -> None:
     first = {"A": OutputSpan(0, 8192, 100), "B": OutputSpan(1, 0, 50)}
     assert Ring(1, 4, 1000).outputs(first, 0) == first
     assert Ring(1, 4, 1000).outputs(first, 3) == {"A": OutputSpan(0, 11192, 100), "B": OutputSpan(1, 3000, 50)}
-
-
-def test_the_last_number_of_the_last_generation_has_64_bits() -> None:
+    assert decoded(record([], [], frame_count=64, frame_slot=960)).ring == Ring(960, 64, 0), "the last slots"
     assert frame_number(MAX_FRAMED_GENERATION, (1 << 32) - 2) == 2**64 - 1
     assert frame_number(6, 0) > frame_number(5, (1 << 32) - 2), "no frame has the number of an earlier request's"
     assert frame_number(1, 0) > 0  # what is in a record that nobody has written to
-
-
-def test_text_of_a_peer_is_cut_and_escaped_in_messages() -> None:
-    assert brief("x" * 64) == "x" * 64
-    assert brief("x" * 65) == "x" * 61 + "..."
-    assert brief("é\n\x1b\ud800") == r"é\n\x1b\ud800"

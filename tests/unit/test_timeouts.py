@@ -58,37 +58,36 @@ class AsyncSlowTransport:
 
 
 @pytest.fixture
-def transport() -> Iterator[SlowTransport]:
+def transport(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowTransport]:
     with FakeServer(config("m"), config("batched", max_batch_size=2)) as server:
-        yield SlowTransport(server)
+        made = SlowTransport(server)
+        monkeypatch.setattr(client, "connect", lambda *_: made)
+        monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncSlowTransport(made))
+        yield made
 
 
 @contextlib.contextmanager
-def a_client(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any) -> Iterator[ShmClient]:
-    monkeypatch.setattr(client, "connect", lambda *_: transport)
+def a_client(transport: SlowTransport, **named: Any) -> Iterator[ShmClient]:
     with ShmClient("localhost:8001", **named) as made:
         yield made
         transport.delays_s.clear()
 
 
 @contextlib.asynccontextmanager
-async def an_async_client(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch, **named: Any
-) -> AsyncGenerator[AsyncShmClient, None]:
-    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncSlowTransport(transport))
-    async with AsyncShmClient("localhost:8001", **named) as made:
+async def an_async_client(transport: SlowTransport) -> AsyncGenerator[AsyncShmClient, None]:
+    async with AsyncShmClient("localhost:8001") as made:
         yield made
         transport.delays_s.clear()
 
 
-def in_time(call: Callable[[], object], timeout_s: float = TIMEOUT_S) -> bool:
+def in_time(call: Callable[[], object]) -> bool:
     begin = time.monotonic()
     try:
         call()
     except TimeoutError:
         return False
     finally:
-        assert time.monotonic() - begin < timeout_s + SLACK_S
+        assert time.monotonic() - begin < TIMEOUT_S + SLACK_S
     return True
 
 
@@ -103,12 +102,18 @@ async def in_time_async(call: Awaitable[object]) -> bool:
     return True
 
 
-Call = Callable[[ShmClient, Any], object]
-ROWS = np.zeros((5, 3), np.float32)
-CALLS: dict[str, Call] = {
-    "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),
+def infer(made: ShmClient, x: Any = X, timeout_s: float = TIMEOUT_S, **more: Any) -> Any:
+    return made.infer("m", {"IN0": x}, timeout_s=timeout_s, **more)
+
+
+def infer_rows(made: ShmClient, x: Any, timeout_s: float = TIMEOUT_S, **more: Any) -> Any:
+    return made.infer("batched", {"IN0": x}, timeout_s=timeout_s, split=True, **more)
+
+
+CALLS: dict[str, Callable[[ShmClient, Any], object]] = {
+    "infer": lambda made, path: infer(made, path=path),
     "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),
-    "split": lambda made, path: made.infer("batched", {"IN0": ROWS}, path=path, timeout_s=TIMEOUT_S, split=True),
+    "split": lambda made, path: infer_rows(made, np.zeros((5, 3), np.float32), path=path),
     "prepare": lambda made, path: made.prepare(
         "m", {"IN0": ((6,), np.float32)}, path=path, timeout_s=TIMEOUT_S
     ).close(),
@@ -120,18 +125,16 @@ CALLS: dict[str, Call] = {
     [("infer", "triton-shm", 0.8 * TIMEOUT_S), ("infer", "direct", FOREVER_S)]
     + [(call, "triton-shm", FOREVER_S) for call in CALLS],
 )
-def test_a_call_ends_in_time_whatever_is_slow(
-    call: str, path: str, delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_ends_in_time_whatever_is_slow(call: str, path: str, delay_s: float, transport: SlowTransport) -> None:
     for procedure in PROCEDURES:
-        with a_client(transport, monkeypatch) as made:
+        with a_client(transport) as made:
             transport.delays_s[procedure] = delay_s
             in_time(lambda: CALLS[call](made, path))
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_all_requests_share_a_timeout(call: str, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch) as made:
+def test_all_requests_share_a_timeout(call: str, transport: SlowTransport) -> None:
+    with a_client(transport) as made:
         transport.delays_s = dict.fromkeys(PROCEDURES, 0.4 * TIMEOUT_S)
         assert not in_time(lambda: CALLS[call](made, "triton-shm"))
 
@@ -141,7 +144,7 @@ def test_a_host_name_lookup_keeps_no_task_waiting(transport: SlowTransport, monk
     monkeypatch.setattr(choice, "is_this_machine", lambda _: told.wait(10 * TIMEOUT_S))
 
     async def call() -> None:
-        async with an_async_client(transport, monkeypatch) as made:
+        async with an_async_client(transport) as made:
             begin = time.monotonic()
             asked = asyncio.ensure_future(made.infer("m", {"IN0": X}, timeout_s=TIMEOUT_S))
             await asyncio.sleep(0.1 * TIMEOUT_S)
@@ -153,18 +156,17 @@ def test_a_host_name_lookup_keeps_no_task_waiting(transport: SlowTransport, monk
     asyncio.run(call())
 
 
-def test_regions_to_unregister_delay_no_call(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
+def test_regions_to_unregister_delay_no_call(transport: SlowTransport) -> None:
+    with a_client(transport, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
         results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
         del results
         made._memory.pool.drop_idle()
         transport.delays_s["SystemSharedMemoryUnregister"] = 0.3 * TIMEOUT_S
-        in_time(lambda: made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
+        in_time(lambda: infer(made, path="triton-shm"))
 
 
 def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shm_backend_utils.client.core._CLOSING_S", TIMEOUT_S)
-    monkeypatch.setattr(client, "connect", lambda *_: transport)
     made = ShmClient("localhost:8001")
     results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
     del results
@@ -172,26 +174,23 @@ def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monk
     assert in_time(made.close)
 
 
-def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport) -> None:
     rows = np.zeros((40, 3), np.float32)
-    with a_client(transport, monkeypatch) as made:
-        made.infer("batched", {"IN0": rows}, split=True).release()
+    with a_client(transport) as made:
+        infer_rows(made, rows).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
-        others = [
-            threading.Thread(target=lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=10))
-            for _ in range(2)
-        ]
+        others = [threading.Thread(target=infer_rows, args=[made, rows, 10]) for _ in range(2)]
         for other in others:
             other.start()
         time.sleep(0.2)
-        assert not in_time(lambda: made.infer("batched", {"IN0": rows}, split=True, timeout_s=TIMEOUT_S))
+        assert not in_time(lambda: infer_rows(made, rows))
         transport.delays_s.clear()
         for other in others:
             other.join()
 
 
-def test_a_submitted_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch) as made:
+def test_a_submitted_call_waits_for_threads_in_time(transport: SlowTransport) -> None:
+    with a_client(transport) as made:
         made.infer("m", {"IN0": X}).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
         others = [made.submit("m", {"IN0": X}, timeout_s=10) for _ in range(32)]
@@ -233,9 +232,7 @@ def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may()
     calls.close()
 
 
-@pytest.mark.parametrize(
-    ("array", "part"), [(np.zeros(2**12, np.float32), 1.1), (LARGE, 0.5)], ids=["one piece", "pieces"]
-)
+@pytest.mark.parametrize(("array", "part"), [(np.zeros(2**12, np.float32), 1.1), (LARGE, 0.5)])  # one piece, and more
 def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     array: np.ndarray[Any, Any], part: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,13 +249,13 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     clock = SlowClock()
     for module in (shared_file, segment):
         monkeypatch.setattr(module, "time", clock)
-    with a_client(transport, monkeypatch) as made:
-        made.infer("m", {"IN0": X}, timeout_s=60).release()
+    with a_client(transport) as made:
+        infer(made, timeout_s=60).release()
         with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):
-            made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S)
+            infer(made, array)
 
 
-def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport) -> None:
     go = threading.Event()
 
     def busy(threads: concurrent.futures.Executor) -> None:
@@ -269,7 +266,7 @@ def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monke
         loops = concurrent.futures.ThreadPoolExecutor(4)
         asyncio.get_running_loop().set_default_executor(loops)
         try:
-            async with an_async_client(transport, monkeypatch) as made:
+            async with an_async_client(transport) as made:
                 busy(loops)
                 for array in (X, LARGE):
                     assert await in_time_async(made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S))
@@ -285,11 +282,11 @@ def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monke
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
-def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S])
+def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport) -> None:
     async def main() -> None:
         for procedure in PROCEDURES:
-            async with an_async_client(transport, monkeypatch) as made:
+            async with an_async_client(transport) as made:
                 transport.delays_s[procedure] = delay_s
                 await in_time_async(made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
 

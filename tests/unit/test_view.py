@@ -25,8 +25,6 @@ from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.tensors.view import BufferAttributes, MemoryType, StringsView, TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
-needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy knows versioned capsules since 2.1")
 
 
 def view_of(array: npt.NDArray[Any], *, writable: bool = True) -> TensorView:
@@ -44,7 +42,7 @@ def floats() -> npt.NDArray[np.float32]:
     return np.array([[0, 1, 2], [3, 4, 5]], np.float32)
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=str)
 def test_a_view_knows_its_tensor(dtype: DType) -> None:
     view = view_of(np.zeros((2, 3), dtype.numpy))
     assert (view.name, view.path, view.shape) == ("IMAGE", "direct", (2, 3))
@@ -53,19 +51,18 @@ def test_a_view_knows_its_tensor(dtype: DType) -> None:
     assert view.__dlpack_device__() == (1, 0)
 
 
-@pytest.mark.parametrize(("shape", "nbytes"), [((2, 3), 24), ((), 4), ((0, 3), 0)])
-def test_a_view_knows_where_its_bytes_lie_and_how_many_they_are(shape: tuple[int, ...], nbytes: int) -> None:
-    assert view_of(np.zeros(shape, np.float32)).attributes == BufferAttributes(MemoryType.CPU, 0, nbytes, None)
-
-
-def test_a_view_does_not_change_with_one_of_its_arrays() -> None:
+def test_a_view_knows_where_its_bytes_lie_and_does_not_change_with_one_of_its_arrays() -> None:
+    for shape, nbytes in (((2, 3), 24), ((), 4), ((0, 3), 0)):
+        assert view_of(np.zeros(shape, np.float32)).attributes == BufferAttributes(MemoryType.CPU, 0, nbytes, None)
     view = view_of(floats())
     view.numpy().flags.writeable = False
     assert view.writable
     assert view.numpy() is not view.numpy()
+    with pytest.raises(TensorTypeError, match=r"tensor 'IMAGE' holds FP32, no strings; use .numpy\(\)"):
+        view_of(floats()).strings()
 
 
-@pytest.mark.parametrize("take", [TensorView.numpy, numpy_takes], ids=["numpy", "another library"])
+@pytest.mark.parametrize("take", [TensorView.numpy, numpy_takes])
 def test_an_array_made_from_a_view_outlives_it(take: Any) -> None:
     array = floats()
     alive = weakref.ref(array)
@@ -77,17 +74,6 @@ def test_an_array_made_from_a_view_outlives_it(take: Any) -> None:
     assert alive() is not None
     del taken
     assert alive() is None
-
-
-def test_only_a_view_of_strings_has_strings() -> None:
-    with pytest.raises(TensorTypeError, match=r"tensor 'IMAGE' holds FP32, no strings; use .numpy\(\)"):
-        view_of(floats()).strings()
-
-
-@needs_versions
-@pytest.mark.parametrize("writable", [True, False])
-def test_another_library_learns_whether_it_may_write(writable: bool) -> None:
-    assert numpy_takes(view_of(floats(), writable=writable)).flags.writeable is writable
 
 
 @pytest.mark.parametrize("version", [None, (0, 8)])
@@ -112,11 +98,8 @@ def test_a_read_only_view_is_not_given_to_a_consumer_that_could_not_know(version
 def test_a_view_has_no_stream_does_not_move_and_does_not_copy(wanted: dict[str, Any], refusal: str) -> None:
     with pytest.raises(BufferError, match=refusal):
         view_of(floats()).__dlpack__(**wanted)
-
-
-@pytest.mark.parametrize("arguments", [{"dl_device": (1, 0)}, {"copy": False}, {"stream": None, "copy": None}])
-def test_what_is_so_anyway_may_be_asked_for(arguments: dict[str, Any]) -> None:
-    assert "dltensor" in repr(view_of(floats()).__dlpack__(**arguments))
+    for so_anyway in ({"dl_device": (1, 0)}, {"copy": False}, {"stream": None, "copy": None}):
+        assert "dltensor" in repr(view_of(floats()).__dlpack__(**so_anyway))
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -127,27 +110,25 @@ def test_numpy_makes_an_array_of_the_very_memory(writable: bool) -> None:
         assert (made.dtype, made.shape, made.ctypes.data) == (array.dtype, array.shape, array.ctypes.data)
         assert made.flags.writeable is writable
     assert np.add(view, view).tolist() == (2 * array).tolist()
+    if NUMPY_SPEAKS_VERSIONS:  # it knows versioned capsules since 2.1
+        assert numpy_takes(view).flags.writeable is writable
+    with pytest.raises(ValueError, match="tensor 'IMAGE' is float32, which cannot become int64 without a copy"):
+        view.__array__(np.int64, copy=False)
 
 
 DELIVERED: Any = SimpleNamespace(shape=lambda: [2])
+NUMBERS = "np.asarray(view), or torch.from_dlpack(view), or another library's"
+STRINGS = StringsView("IMAGE", Strings.of("IMAGE", np.array(["a"], object)), "direct")
 ARRAY_OF: dict[str, tuple[TensorView, str]] = {
-    "TensorView": (view_of(floats()), "np.asarray(view), or torch.from_dlpack(view), or another library's"),
-    "InBandView": (
-        InBandView("IMAGE", DELIVERED, dtypes.BY_NAME["FP32"], None),  # type: ignore[arg-type]  # not asked
-        "np.asarray(view), or torch.from_dlpack(view), or another library's",
-    ),
-    "StringsView": (
-        StringsView("IMAGE", Strings.of("IMAGE", np.array(["a"], object)), "direct"),
-        "view.strings() or view.numpy()",
-    ),
+    "TensorView": (view_of(floats()), NUMBERS),
+    "InBandView": (InBandView("IMAGE", DELIVERED, dtypes.BY_NAME["FP32"], None), NUMBERS),  # type: ignore[arg-type]
+    "StringsView": (STRINGS, "view.strings() or view.numpy()"),
 }
 
 
 @pytest.mark.parametrize("kind", ARRAY_OF)
 @pytest.mark.parametrize(
-    "use",
-    [lambda view: view * 2, lambda view: 2 - view, lambda view: view[0], list, float, lambda view: view < 1],
-    ids=["times", "from a number", "element", "iterated", "as a number", "compared"],
+    "use", [lambda view: view * 2, lambda view: 2 - view, lambda view: view[0], list, float, lambda view: view < 1]
 )
 def test_a_view_that_is_taken_for_an_array_says_how_to_make_one(kind: str, use: Callable[[Any], Any]) -> None:
     view, ways = ARRAY_OF[kind]
@@ -170,15 +151,8 @@ def test_a_view_without_what_arrays_have_says_how_to_make_one(kind: str) -> None
         print(TensorView.__new__(TensorView).name)
 
 
-def test_another_type_without_a_copy_there_is_not() -> None:
-    with pytest.raises(ValueError, match="tensor 'IMAGE' is float32, which cannot become int64 without a copy"):
-        view_of(floats()).__array__(np.int64, copy=False)
-
-
-@pytest.mark.parametrize("dtype", [dtypes.BY_NAME["FP32"], dtypes.BF16], ids=["FP32", "BF16"])
-def test_where_numpy_makes_no_versioned_capsules_a_consumer_that_knows_them_reads_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, dtype: DType
-) -> None:
+@pytest.mark.parametrize("dtype", [dtypes.BY_NAME["FP32"], dtypes.BF16], ids=str)
+def test_a_consumer_of_versions_reads_unversioned_capsules_too(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     monkeypatch.setattr(dlpack, "NUMPY_MAKES_VERSIONED", False)
     array = np.ones((2, 3), dtype.numpy)
     taken = dlpack.consume(view_of(array, writable=False).__dlpack__(max_version=(1, 0)))
@@ -243,7 +217,7 @@ def given(*elements: object) -> Strings:
     return Strings.of("TEXT", array)
 
 
-@pytest.mark.parametrize("strings", [encoded(), given(*WORDS)], ids=["bytes", "objects"])
+@pytest.mark.parametrize("strings", [encoded(), given(*WORDS)])
 def test_strings_are_a_sequence(strings: Strings) -> None:
     assert (list(strings), strings.packed(), repr(strings)) == (WORDS, ENCODED, "<Strings 'TEXT' [4]>")
     assert {type(word) for word in strings} == {bytes}
@@ -266,9 +240,7 @@ def test_what_is_no_string_is_refused_by_its_type(element: object) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_lengths_that_lead_beyond_the_end_are_refused_by_every_reading(
-    at_the_end: Callable[[bytes], Bytes], lie: str
-) -> None:
+def test_lengths_beyond_the_end_are_refused_by_every_reading(at_the_end: Callable[[bytes], Bytes], lie: str) -> None:
     data, shape = LIES[lie]
     message = f"tensor 'TEXT' has {len(data)} bytes, but the lengths of its strings lead beyond them"
     for read in READINGS.values():
@@ -322,7 +294,7 @@ def view() -> StringsView:
     return StringsView("TEXT", encoded(ENCODED + b"room", (2, 2)), "direct")
 
 
-def test_a_view_of_strings_knows_its_tensor(view: StringsView) -> None:
+def test_a_view_of_strings_knows_its_tensor_which_others_take_by_a_copy_alone(view: StringsView) -> None:
     assert (view.name, view.path, view.shape) == ("TEXT", "direct", (2, 2))
     assert (view.dtype, view.triton_dtype) == (np.dtype(object), "BYTES")
     assert repr(view) == "<TensorView 'TEXT' BYTES [2, 2] path=direct>"
@@ -330,17 +302,10 @@ def test_a_view_of_strings_knows_its_tensor(view: StringsView) -> None:
     for array in (view.numpy(), view.array):
         assert array.tolist() == [WORDS[:2], WORDS[2:]]
     assert view.attributes == BufferAttributes(MemoryType.CPU, 0, len(ENCODED) + 4, None), "with the room behind them"
-
-
-def test_other_libraries_cannot_take_a_view_of_strings(view: StringsView) -> None:
     with pytest.raises(BufferError, match="'TEXT' holds strings, which DLPack has no type for; use .strings()"):
         view.__dlpack__(max_version=(1, 0))
     with pytest.raises(DeviceMemoryError):
         view.cupy()
-
-
-def test_numpy_makes_an_array_of_a_view_of_strings_by_a_copy_alone() -> None:
-    view = StringsView("WORDS", Strings.of("WORDS", np.array(WORDS, object)), "direct")
-    assert np.asarray(view).tolist() == np.array(view).tolist() == WORDS
-    with pytest.raises(ValueError, match="tensor 'WORDS' holds strings, which can become an array only by a copy"):
+    assert np.asarray(view).tolist() == np.array(view).tolist() == [WORDS[:2], WORDS[2:]]
+    with pytest.raises(ValueError, match="tensor 'TEXT' holds strings, which can become an array only by a copy"):
         view.__array__(copy=False)

@@ -23,17 +23,15 @@ FIELD: Final = "regions[1]"
 PAGE: Final = 4096
 TOKEN: Final = "0123456789abcdef" * 2
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-NUMBER: Final = 7
 
-Script = Callable[[socket.socket], None]
-"""What a server does with a connection, which is closed afterwards."""
+Script = Callable[[socket.socket], None]  # what a server does with a connection, which is closed afterwards
 
 
 class ScriptedServer:
     """Serves connections one after another, in a thread of its own, from the block's begin to its end."""
 
     def __init__(self, script: Script) -> None:
-        self.key = SealedKey(secrets.token_hex(16), NUMBER)
+        self.key = SealedKey(secrets.token_hex(16), 7)
         self._script = script
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.key.socket_address)
@@ -88,14 +86,13 @@ def memfd(seals: int = SEALS, byte_size: int = PAGE) -> Descriptor:
 
 
 ENOUGH_S = 30.0
-PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
 def _leaves_descriptors_level() -> Iterator[None]:
     before = count_open()
     yield
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + 5
     while count_open() != before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.002)  # the closer has a thread of its own

@@ -43,9 +43,11 @@ def refused(fetcher: Fetcher, key: SealedKey, match: str) -> None:
         fetch(fetcher, key)
 
 
-def test_who_accepts_and_says_nothing_is_refused(hasty: Fetcher) -> None:
-    with ScriptedServer(say_nothing) as server:
-        refused(hasty, server.key, TOO_LATE)
+def test_who_accepts_and_says_nothing_is_refused_and_nobody_else_is_charged(hasty: Fetcher) -> None:
+    with ScriptedServer(say_nothing) as hanging, ScriptedServer(give(memfd())) as honest:
+        for _ in range(2):
+            refused(hasty, hanging.key, TOO_LATE)
+        fetch(hasty, honest.key)
 
 
 def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
@@ -54,16 +56,6 @@ def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
         listener.bind(key.socket_address)
         listener.listen()
         refused(hasty, key, TOO_LATE)
-
-
-def test_nobody_is_charged_for_another_who_hangs(hasty: Fetcher) -> None:
-    with ScriptedServer(say_nothing) as hanging, ScriptedServer(give(memfd())) as honest:
-        for _ in range(2):
-            refused(hasty, hanging.key, TOO_LATE)
-        fetch(hasty, honest.key)
-
-
-# Where too many wait to be accepted
 
 
 @pytest.fixture
@@ -80,8 +72,7 @@ def full() -> Iterator[tuple[SealedKey, socket.socket]]:
 
 
 def test_a_crowd_before_it_is_told(hasty: Fetcher, full: tuple[SealedKey, socket.socket]) -> None:
-    key, _ = full
-    refused(hasty, key, "accepts no connections, and its backlog is full")
+    refused(hasty, full[0], "accepts no connections, and its backlog is full")
     with ScriptedServer(give(memfd())) as honest:
         fetch(hasty, honest.key)
 
@@ -102,21 +93,10 @@ def test_who_has_room_again_is_asked(fetcher: Fetcher, full: tuple[SealedKey, so
     thread.join()
 
 
-# Where too much waits to be closed
-
-
-class FullCloser(Closer):
-    """One that has no time."""
-
-    waiting = peers.MOST_WAITING
-
-
-def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
+def test_while_too_much_waits_to_be_closed_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closer, "waiting", peers.MOST_WAITING)
     with ScriptedServer(give()) as server:
-        refused(Fetcher(BOUND_S, FullCloser()), server.key, f"still closing {peers.MOST_WAITING} earlier")
-
-
-# Of whom nothing is asked
+        refused(Fetcher(BOUND_S, Closer()), server.key, f"still closing {peers.MOST_WAITING} earlier")
 
 
 def test_of_whom_is_not_allowed_nothing_is_asked(fetcher: Fetcher) -> None:
@@ -138,7 +118,10 @@ def has_pass_rights() -> bool:
             return False
 
 
-@pytest.mark.skipif(not has_pass_rights(), reason="Linux has SO_PASSRIGHTS from 6.16 on")
+needs_pass_rights = pytest.mark.skipif(not has_pass_rights(), reason="Linux has SO_PASSRIGHTS from 6.16 on")
+
+
+@needs_pass_rights
 def test_who_is_not_allowed_can_send_no_descriptors(fetcher: Fetcher) -> None:
     sent, region = [], memfd()
 
@@ -170,12 +153,9 @@ class NotingCloser(Closer):
 @pytest.mark.parametrize(
     ("option", "count"),
     [
-        pytest.param(
-            peers._SO_PASSRIGHTS, 0, marks=pytest.mark.skipif(not has_pass_rights(), reason="it has from 6.16 on")
-        ),
+        pytest.param(peers._SO_PASSRIGHTS, 0, marks=needs_pass_rights),  # a kernel that lets him send nothing
         (0x7FFF, 1),
     ],
-    ids=["a kernel that lets him send nothing", "one that does not"],
 )
 def test_what_strangers_send_counts_until_closed(option: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_SO_PASSRIGHTS", option)

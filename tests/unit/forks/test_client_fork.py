@@ -77,9 +77,8 @@ CHECK = """
 gc.collect()
 check_the_parents()
 """
-END = """
-gc.collect()
-check_the_parents()
+END = f"""
+{CHECK}
 connected.__exit__(None, None, None)
 server.close()
 """

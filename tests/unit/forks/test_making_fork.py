@@ -53,21 +53,15 @@ MAKING = """
 """
 
 
-@pytest.mark.parametrize("kind", ["SYSTEM", "SEALED"])
-@pytest.mark.parametrize("place", ["os, 'posix_fallocate'", "fcntl, 'fcntl'"])
-def test_a_child_has_no_region_that_is_just_being_made(kind: str, place: str) -> None:
-    run_program(
-        "os._exit",
-        MAKING,
-        f"""
-        import fcntl
-        making(RegionKind.{kind}, {place})
-        """,
-    )
-
-
-def test_a_child_has_no_server_that_is_just_being_opened() -> None:
-    run_program("os._exit", MAKING, "making(RegionKind.SEALED, server, 'SealedKey')")
+@pytest.mark.parametrize(
+    "kind_and_place",
+    [
+        *(f"{kind}, {place}" for kind in ("SYSTEM", "SEALED") for place in ("os, 'posix_fallocate'", "fcntl, 'fcntl'")),
+        "SEALED, server, 'SealedKey'",
+    ],
+)
+def test_a_child_has_no_region_that_is_just_being_made_nor_its_server(kind_and_place: str) -> None:
+    run_program("os._exit", MAKING, "import fcntl", f"making(RegionKind.{kind_and_place})")
 
 
 def test_a_child_has_no_copy_that_is_just_being_handed_over() -> None:
@@ -177,13 +171,10 @@ def test_owners_are_found_while_others_come_and_go() -> None:
 BEGIN = """
 import os, signal, traceback
 from shm_backend_utils.memory import locks
-from shm_backend_utils.memory.descriptors import PRIVATE
-from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.managed import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.descriptors import PRIVATE, Descriptor
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.shared_file import SealedFile
-from shm_backend_utils.memory.shared_file import SharedFile
+from shm_backend_utils.memory.shared_file import SealedFile, SharedFile
 
 client = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind("{kind}"))
 slot = client.slots[0]

@@ -18,8 +18,6 @@ LONG_S = 60
 # What every program begins with: a pool, one region that is idle, and one that is held by `memory`.
 BEGIN = """
 import signal, threading
-from pathlib import Path
-import numpy as np
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.process import Origin
 from shm_backend_utils.memory.pool.inventory import Need
@@ -28,9 +26,6 @@ from shm_backend_utils.memory.pool.pool import SlotPool
 def take():
     return pool.take_granted(pool.request(Need(1), Origin.here("take")))
 
-def is_there(region):
-    return (Path("/dev/shm") / region.key).exists()
-
 pool = SlotPool(PoolOptions(max_bytes=2**20))
 held, memory = take()
 memory[-1] = 42
@@ -38,38 +33,26 @@ idle, to_be_idle = take()
 del to_be_idle
 """
 
-USES = {
-    "it may make a pool of its own": """
-        def work():
-            global pool
-            pool = SlotPool(PoolOptions(max_bytes=2**20))
-            region = take()[0]
-            assert str(os.getpid()) in region.key
-            pool.close()
-            assert not is_there(region)
-        in_child(work)
-        assert is_there(held) and is_there(idle)
-    """,
-    "a fork while a thread waits for memory does no harm": """
-        del memory
-        pool.close()
-        pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
-        only, memory = take()
-        waiter = pool.request(Need(1), Origin.here("take"))
-        thread = threading.Thread(target=waiter.granted.result, args=(30,))
-        thread.start()
-        in_child(pool.close)
-        assert not waiter.granted.done()
-        del memory
-        thread.join()
-        assert pool.take_granted(waiter)[0] is only
-    """,
-}
+WAITING = """
+del memory
+pool.close()
+pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
+only, memory = take()
+waiter = pool.request(Need(1), Origin.here("take"))
+thread = threading.Thread(target=waiter.granted.result, args=(30,))
+thread.start()
+in_child(pool.close)
+assert not waiter.granted.done()
+del memory
+thread.join()
+assert pool.take_granted(waiter)[0] is only
+pool.close()
+os._exit(0)
+"""
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
-def test_in_a_forked_child(use: str) -> None:
-    run_program("sys.exit", BEGIN, use, "pool.close()\nos._exit(0)")
+def test_a_fork_while_a_thread_waits_for_memory_does_no_harm() -> None:
+    run_program("sys.exit", BEGIN, WAITING)
 
 
 # The child tells that it runs, waits until its standard input ends, and only then exits. The parent does not live to

@@ -63,17 +63,13 @@ serving.stdin.close()
 serving.wait()
 """
 PROGRAMS = {
-    "that is idle": """
+    "that is idle, and closed there, or not": """
         client = ShmClient(url)
         def work():
             global client
             del client
         unheard(work)
         answers(client)
-        client.close()
-    """,
-    "that is closed there": """
-        client = ShmClient(url)
         unheard(client.close)
         answers(client)
         client.close()

@@ -27,25 +27,14 @@ Infer = Callable[[Call], Any]
 
 
 class Models:
-    """The caller's session, and what the other model does with the requests it gets.
-
-    Attributes
-    ----------
-    caller, other : ShmSession
-    answer : callable
-        What the other model does with a call; None if it answers without looking at the request.
-    change : callable
-        Takes the outputs of each response of the other model, and what it likes to change there.
-    gate : threading.Event
-        What each call waits for; it is set at the beginning.
-    """
+    """The caller's session, and what the other model does with the requests it gets."""
 
     def __init__(self) -> None:
         self.caller: ShmSession
         self.other: ShmSession
-        self.answer: Infer | None = double
-        self.change: Callable[[list[TensorContent]], object] = lambda outputs: None
-        self.gate = threading.Event()
+        self.answer: Infer | None = double  # None if it answers without looking at the request
+        self.change: Callable[[list[TensorContent]], object] = lambda outputs: None  # those of each response
+        self.gate = threading.Event()  # what each call waits for
         self.gate.set()
 
     def execute(self, request: InferenceRequest) -> InferenceResponse:

@@ -50,27 +50,23 @@ def test_the_other_model_reads_and_writes_the_clients_memory(models: Models, cli
     assert client.output("Y").tolist() == [7] * 4
 
 
-def test_what_the_other_model_passes_through_is_copied_to_where_it_is_wanted(models: Models, client: Client) -> None:
+def test_what_lies_elsewhere_is_copied_to_where_it_is_wanted(models: Models, client: Client) -> None:
     def infer(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)  # the client has no room for it: memory of the model's own
+        assert call.forward("other", {"X": X}, {"Y": y})["Y"] is y
+
+    def infer_with_the_clients(call: Call) -> None:
         y = call.output("Y", (4,), np.float32)
         y.numpy()[:] = 0
         assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
 
-    models.answer = lambda call: call.put("Y", call.input("X"))
-    assert models.serve(client, infer).error() is None
+    assert outputs_of(models.serve(client, infer, room=0))["Y"].tolist() == (X * 2).tolist()
+    models.answer = lambda call: call.put("Y", call.input("X"))  # passes it through
+    assert models.serve(client, infer_with_the_clients).error() is None
     assert client.output("Y").tolist() == X.tolist()
 
 
-def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, client: Client) -> None:
-    def infer(call: Call) -> None:
-        y = call.output("Y", (4,), np.float32)  # the client has no room for it
-        assert call.forward("other", {"X": X}, {"Y": y})["Y"] is y
-
-    response = models.serve(client, infer, room=0)
-    assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
-
-
-@pytest.mark.parametrize("x", [X.astype(np.int32), X.reshape(2, 2)], ids=["type", "shape"])
+@pytest.mark.parametrize("x", [X.astype(np.int32), X.reshape(2, 2)])
 def test_an_input_that_is_not_taken_there_is_not_sent(monkeypatch: pytest.MonkeyPatch, client: Client, x: Any) -> None:
     calls: list[Call] = []
     with two_models(monkeypatch, config("other", "direct,inline")) as models:
@@ -79,8 +75,8 @@ def test_an_input_that_is_not_taken_there_is_not_sent(monkeypatch: pytest.Monkey
     assert calls == []
 
 
-@pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
-@pytest.mark.parametrize("room", [64, 4], ids=["with room", "without room"])
+@pytest.mark.parametrize("paths", ["direct", ""])
+@pytest.mark.parametrize("room", [64, 4])
 def test_strings_go_there_and_come_back(monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int) -> None:
     other = config("other", paths, input=[tensor("X", "STRING")], output=[tensor("Y", "STRING")])
     words, found = [b"ab", b"", b"cde\0"], []
@@ -176,7 +172,17 @@ def test_an_answer_without_use_of_the_memory(models: Models, client: Client, mon
     assert message_of(late).startswith("shm:stale: ")
 
 
-def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, client: Client) -> None:
+def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
+    models.change = lambda outputs: models.caller.close()
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert error.startswith("shm:closed: this model's session is closed")
+
+
+def test_what_is_read_only_is_not_written_to_and_what_is_not_told_is_missed(models: Models, client: Client) -> None:
+    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
+    assert "read-only" in error
+    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
+
     def answer(call: Call) -> None:
         double(call)
         call._requested = ["another"]
@@ -185,18 +191,6 @@ def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, cl
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
     assert "model 'other'" in error
     assert "output 'Y'" in error
-
-
-def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
-    models.change = lambda outputs: models.caller.close()
-    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
-    assert error.startswith("shm:closed: this model's session is closed")
-
-
-def test_the_other_model_does_not_write_to_what_is_read_only_here(models: Models, client: Client) -> None:
-    error = models.refused(client, lambda call: call.forward("other", {"X": X + 1}, {"Y": call.input("X")}))
-    assert "read-only" in error
-    assert client.region.bytes()[client.data :][:16].view(np.float32).tolist() == X.tolist()
 
 
 def test_more_than_the_pool_may_have_fails(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,18 +206,6 @@ def test_more_than_the_pool_may_have_fails(models: Models, client: Client, monke
     for _ in range(2):  # who was refused does not wait for memory any more
         assert "bytes of shared memory became free within 0 s" in models.refused(client, infer)
         assert models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": X})["Y"])).error() is None
-
-
-# Ordinary requests
-
-
-def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Models, client: Client) -> None:
-    def infer(call: Call) -> None:
-        y = call.output("Y", (4,), np.float32)
-        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
-
-    assert stock_models.serve(client, infer).error() is None
-    assert client.output("Y").tolist() == (X * 2).tolist()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +224,7 @@ def test_a_parameter_that_is_not_passed_on_fails(
     assert f"parameter {name!r} {refusal}" in models.refused(client, infer)
 
 
-def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_models: Models, client: Client) -> None:
+def test_delivered_outputs_have_the_shape_of_their_memory_and_names(stock_models: Models, client: Client) -> None:
     def infer(call: Call) -> None:
         y = call.output("Y", (1,), np.float32)  # NumPy would spread one element over four, but not the other way
         call.forward("other", {"X": X}, {"Y": y})
@@ -255,20 +237,21 @@ def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_mo
 
     assert "gave output 'Y' as FP32 of shape [1], but the memory" in stock_models.refused(client, spreading)
 
+    def fitting(call: Call) -> None:
+        y = call.output("Y", (4,), np.float32)
+        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
 
-@pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y", 3, [1], {"Y": -1}, {"Y": "16"}, {"Y": 1.5}])
-def test_outputs_that_no_model_can_be_asked_for(models: Models, client: Client, outputs: Any) -> None:
-    error = models.refused(client, lambda call: call.forward("other", {"X": X}, outputs))
-    assert re.search("model 'other' cannot be called with these outputs: outputs (is|has) .*(expected|leave)", error)
-
-
-def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
+    assert stock_models.serve(client, fitting).error() is None
+    assert client.output("Y").tolist() == (X * 2).tolist()
     error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
     assert "the outputs of model 'other' are not known here" in error
     assert "name the outputs, or set the parameter SHM_SERVER_URL" in error
 
 
-# Calls that are under way when their own is over
+@pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y", 3, [1], {"Y": -1}, {"Y": "16"}, {"Y": 1.5}])
+def test_outputs_that_no_model_can_be_asked_for(models: Models, client: Client, outputs: Any) -> None:
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, outputs))
+    assert re.search("model 'other' cannot be called with these outputs: outputs (is|has) .*(expected|leave)", error)
 
 
 def leave_while_under_way(models: Models, client: Client, error: type[BaseException] | None = None) -> Any:
@@ -298,14 +281,11 @@ def test_a_call_that_is_left_while_forward_async_runs_fails(models: Models, clie
     assert "model.py has left the call while 1 calls of other models were under way" in message_of(response)
     assert "the client has given this request up" in str(outcome)  # the other model did not touch the memory
     assert client.is_free()
-
-
-def test_the_record_of_a_call_that_fails_with_forward_async_is_the_clients(models: Models, client: Client) -> None:
     response, outcome = leave_while_under_way(models, client, ValueError)
     assert "ValueError" in message_of(response)
     assert isinstance(outcome, Exception)
     assert client.is_free()
-    assert client.region.record(0).completed == 0
+    assert client.region.record(0).completed == 0, "the record is the client's"
 
 
 def test_forward_async_that_failed_is_over(models: Models, client: Client) -> None:
@@ -342,8 +322,8 @@ UNLIKE: Final[dict[str, tuple[dict[str, Any], Any]]] = {
 """What the other model gives in place of four numbers Y."""
 
 
-@pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
-@pytest.mark.parametrize("room", [64, 0], ids=["with room", "without room"])
+@pytest.mark.parametrize("paths", ["direct", ""])
+@pytest.mark.parametrize("room", [64, 0])
 @pytest.mark.parametrize(("output", "value"), UNLIKE.values(), ids=UNLIKE)
 def test_an_answer_unlike_the_other_models_configuration_is_that_models_error(
     monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int, output: dict[str, Any], value: Any

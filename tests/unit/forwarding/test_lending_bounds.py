@@ -28,8 +28,8 @@ from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 WHOLE = np.zeros(64, np.uint8)
-PART = WHOLE[16:48]
-"""What is lent."""
+PART = WHOLE[16:48]  # what is lent
+ON_A_GPU = SimpleNamespace(nbytes=4, flags=SimpleNamespace(c_contiguous=True))
 
 
 @pytest.fixture
@@ -45,30 +45,23 @@ def lending(pool: SlotPool) -> Lending:
     return Lending([None, lent], pool)
 
 
-@pytest.mark.parametrize(("begin", "end", "offset"), [(0, 32, 0), (0, 1, 0), (31, 32, 31), (8, 24, 8)])
-def test_what_lies_inside_is_lent(lending: Lending, begin: int, end: int, offset: int) -> None:
-    assert lending.place_of(PART[begin:end]) == (1, offset)
-    assert lending.claims == [NamedRegionClaim("r")]
-
-
 @pytest.mark.parametrize(
-    "array",
-    [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X],
-    ids=["across its begin", "before", "across its end", "behind", "larger", "strided", "empty", "elsewhere"],
+    ("array", "offset"),
+    [
+        *((PART, 0), (PART[:1], 0), (PART[31:], 31), (PART[8:24], 8)),
+        *((WHOLE[begin:end], None) for begin, end in ((15, 17), (15, 16), (47, 49), (48, 49), (16, 49))),
+        *((array, None) for array in (PART[::2], PART[:0], X, ON_A_GPU)),
+    ],
 )
-def test_what_does_not_lie_inside_is_not_lent(lending: Lending, array: Any) -> None:
-    assert lending.place_of(array) is None
-    assert lending.claims == []
+def test_what_lies_inside_is_lent_and_nothing_else(lending: Lending, array: Any, offset: int | None) -> None:
+    assert lending.place_of(array) == (None if offset is None else (1, offset))
+    assert lending.claims == ([] if offset is None else [NamedRegionClaim("r")])
 
 
 @pytest.mark.parametrize(("begin", "end", "is_lent"), [(0, 8, True), (16, 32, True), (4, 16, False), (8, 16, False)])
 def test_of_a_region_only_the_calls_own_tensors_are_lent(pool: SlotPool, begin: int, end: int, is_lent: bool) -> None:
     lent = LentMemory(NamedRegionClaim("r"), HostMemory(WHOLE, begin=16, byte_size=32), ((0, 8), (16, 32)))
     assert bool(Lending([lent], pool).place_of(PART[begin:end])) is is_lent
-
-
-def test_memory_of_a_gpu_is_not_looked_for_on_the_host(lending: Lending) -> None:
-    assert lending.place_of(SimpleNamespace(nbytes=4, flags=SimpleNamespace(c_contiguous=True))) is None
 
 
 def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending: Lending, pool: SlotPool) -> None:
@@ -81,9 +74,6 @@ def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending:
     assert isinstance(claim, LentRegionClaim)
     assert claim.key == region.key
     lending.memories.clear()  # they keep it mapped
-
-
-# Which models
 
 
 def many_tensors() -> dict[str, Any]:
@@ -101,10 +91,9 @@ def many_tensors() -> dict[str, Any]:
         (many_tensors(), ["triton"]),
         (config("other", model_transaction_policy={"decoupled": True}), []),
     ],
-    ids=["declared", "another path", "undeclared", "too many tensors", "decoupled"],
 )
-def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], paths: list[str]) -> None:
-    client, found = Client(), []
+def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, client: Client, other: Any, paths: list[str]) -> None:
+    found: list[str] = []
 
     def answer(call: Call) -> None:
         found.append(call.path)
@@ -114,11 +103,9 @@ def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, other: dict[st
         models.answer = answer if paths else None
         models.serve(client, lambda call: call.put("Y", call.forward("other", {"X": call.input("X")}, {"Y": 16})["Y"]))
     assert found == paths
-    client.close()
 
 
-HALF = np.arange(8192, dtype=np.float32)
-"""Half of what goes in band."""
+HALF = np.arange(8192, dtype=np.float32)  # half of what goes in band
 
 
 @pytest.fixture
@@ -176,7 +163,6 @@ def test_outputs_that_turn_out_large_have_room_the_next_time(in_band: Models, cl
         config("other", "direct,inline", output=[tensor("Y"), tensor("Z", "STRING")]),
         config("other", "direct,inline", output=[tensor("Y"), tensor("Z", "BF16")]),
     ],
-    ids=["direct alone", "not in band", "strings", "BF16"],
 )
 def test_some_models_take_none_in_band(monkeypatch: pytest.MonkeyPatch, client: Client, other: dict[str, Any]) -> None:
     with two_models(monkeypatch, other) as models:
@@ -190,9 +176,7 @@ def test_none_go_in_band_if_the_configuration_says_so(in_band: Models, client: C
 
 @pytest.mark.parametrize("inline_bytes", [0, 2**16])
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"X": HALF[:4]}, {"X": np.zeros((5, 1), np.float32)}, {"X": np.zeros((0, 1), np.float32)}],
-    ids=["nothing", "no batch", "too many rows", "no row"],
+    "given", [{}, {"X": HALF[:4]}, {"X": np.zeros((5, 1), np.float32)}, {"X": np.zeros((0, 1), np.float32)}]
 )
 def test_what_the_other_model_does_not_take_is_the_same_error(
     monkeypatch: pytest.MonkeyPatch, client: Client, given: dict[str, Any], inline_bytes: int
@@ -216,15 +200,7 @@ KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit]
 
 
 class Server:
-    """Brings requests of a model to the other one, as Triton does; but for those that are to fail.
-
-    Attributes
-    ----------
-    failed : list of InferenceRequest
-        So far.
-    outcome : subclass of BaseException or InferenceResponse
-        What is raised for them, or answered.
-    """
+    """Brings requests of a model to the other one, as Triton does; but raises, or answers, an outcome for some."""
 
     def __init__(self, models: Models) -> None:
         self.failed: list[InferenceRequest] = []
@@ -246,14 +222,16 @@ def server(models: Models) -> Server:
     return Server(models)
 
 
+def arguments(call: Call) -> tuple[Any, ...]:
+    return "other", {"X": call.input("X")}, {"Y": call.output("Y", (4,), np.float32)}
+
+
 def forward(call: Call) -> None:
-    target = {"Y": call.output("Y", (4,), np.float32)}
-    call.forward("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+    call.forward(*arguments(call), parameters={"fails": call.parameters["fails"]})
 
 
 async def forward_async(call: Call) -> None:
-    target = {"Y": call.output("Y", (4,), np.float32)}
-    await call.forward_async("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+    await call.forward_async(*arguments(call), parameters={"fails": call.parameters["fails"]})
 
 
 def requests_of(client: Client) -> list[InferenceRequest]:

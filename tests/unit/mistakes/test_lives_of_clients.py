@@ -78,19 +78,15 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
     assert asyncio.run(make()) == "this client belongs to another event loop; make one client in each loop"
 
 
-def last_line_without(library: str, program: str) -> str:
-    hidden = f"import sys; sys.modules[{library!r}] = None\n{program}"
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    return done.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("library", "used"),
     [("tritonclient", ""), ("grpc", "; ShmClient('localhost:1')"), ("httptools", "; ShmClient('http://localhost:1')")],
 )
 def test_without_a_library(library: str, used: str) -> None:
-    line = last_line_without(library, f"from shm_backend_utils.client import ShmClient{used}")
+    hidden = f"import sys; sys.modules[{library!r}] = None\nfrom shm_backend_utils.client import ShmClient{used}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
     assert library in line
     assert line.endswith("); run pip install 'CHECKOUT_OR_WHEEL[client]'")
@@ -123,25 +119,25 @@ def ask(client: ShmClient, **named: Any) -> Iterator[Any]:
     ("named", "count"),
     [({}, 8), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3), ({"outputs": {"OUT0": 2**22}}, 4)],  # fewer large ones
 )
-@pytest.mark.parametrize("what", ["results", "arrays"])
+@pytest.mark.parametrize("what", ["results", "arrays", "in a task"])
 def test_who_holds_every_frame_is_told(streaming: FakeServer, named: dict[str, Any], count: int, what: str) -> None:
     kept: list[Any] = []
-    with client_of(streaming) as client:
-        with pytest.raises(DeadlineExceededError) as error:
-            kept.extend(result if what == "results" else result["OUT0"] for result in ask(client, **named))
-        assert str(error.value) == HELD
-        assert len(kept) == count
 
-
-def test_so_is_a_task(streaming: FakeServer) -> None:
-    async def keep() -> list[Any]:
+    async def keep() -> None:
         async with async_client_of(streaming) as client:
-            answers = client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes})
-            return [result async for result in answers]
+            async for result in client.stream("stream", {"IN0": X}, **{"outputs": {"OUT0": X.nbytes}, **named}):
+                kept.append(result)
+
+    def use() -> None:
+        if what == "in a task":
+            asyncio.run(keep())
+        with client_of(streaming) as client:
+            kept.extend(result if what == "results" else result["OUT0"] for result in ask(client, **named))
 
     with pytest.raises(DeadlineExceededError) as error:
-        asyncio.run(keep())
+        use()
     assert str(error.value) == HELD
+    assert len(kept) == count
 
 
 def test_who_holds_fewer_is_told_that_the_server_does_not_answer(streaming: FakeServer) -> None:
@@ -157,19 +153,17 @@ def test_who_holds_fewer_is_told_that_the_server_does_not_answer(streaming: Fake
         assert len(kept) == 3
 
 
-def test_frames_of_a_model_that_is_not_decoupled(streaming: FakeServer) -> None:
-    with client_of(streaming) as client, pytest.raises(CallerError) as error:
-        list(client.stream("m", {"IN0": X}, frames=8))
-    assert str(error.value) == (
-        "frames is 8, but model 'm' is not decoupled: its stream has one response; leave frames out, or use infer()"
-    )
-
-
-@pytest.mark.parametrize("frames", [0, 65, 2.5, "4"])
-def test_frames_that_are_no_number_of_them(streaming: FakeServer, frames: Any) -> None:
-    with client_of(streaming) as client, pytest.raises(CallerError) as error:
-        list(ask(client, frames=frames))
-    assert str(error.value) == f"frames is {frames!r}; expected a whole number, 1 to 64"
+def test_frames_that_are_no_number_of_them_or_of_a_model_that_is_not_decoupled(streaming: FakeServer) -> None:
+    with client_of(streaming) as client:
+        with pytest.raises(CallerError) as error:
+            list(client.stream("m", {"IN0": X}, frames=8))
+        assert str(error.value) == (
+            "frames is 8, but model 'm' is not decoupled: its stream has one response; leave frames out, or use infer()"
+        )
+        for frames in (0, 65, 2.5, "4"):
+            with pytest.raises(CallerError) as error:
+                list(ask(client, frames=frames))
+            assert str(error.value) == f"frames is {frames!r}; expected a whole number, 1 to 64"
 
 
 @pytest.mark.parametrize(("protocol", "status"), [("grpc", "StatusCode.UNIMPLEMENTED"), ("http", "501")])
@@ -198,18 +192,10 @@ def test_a_decoupled_model_is_not_asked_for_one_answer(protocol: Any, status: st
             client.infer("single", {"IN0": x})
 
 
-ROW = np.ones(3, np.float32)
-
-
 @pytest.fixture
 def client() -> Iterator[ShmClient]:
-    models = [
-        config("vector"),
-        config("triple", dims="3"),
-        config("image", dims="-1,-1,3"),
-        config("rows", dims="3", max_batch_size=4),
-    ]
-    with FakeServer(*models) as server, client_of(server) as client:
+    models = [config("vector"), config("triple", dims="3"), config("image", dims="-1,-1,3")]
+    with FakeServer(*models, config("rows", dims="3", max_batch_size=4)) as server, client_of(server) as client:
         yield client
 
 
@@ -236,7 +222,7 @@ def takes(dtype: str) -> str:
         ),
         (
             "rows",
-            ROW,
+            X,
             f"tensor 'IN0' has shape [3], {takes('[-1, 3]')} (-1 is any size); the first dimension is the batch: one "
             "row has shape [1, 3], as array[np.newaxis] has",
         ),
@@ -248,45 +234,40 @@ def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, gi
     assert str(error.value) == text
 
 
-def test_an_input_that_is_misspelt(client: ShmClient) -> None:
-    with pytest.raises(TensorError) as error:
-        client.infer("vector", {"in0": ROW})
-    assert str(error.value) == "model 'vector' has no input 'in0'; it has IN0; did you mean 'IN0'?"
-
-
 @pytest.mark.parametrize("shape", [(np.int64(2), np.uint8(3)), np.array([2, 3]), [2, np.int32(3)]])
 def test_sizes_of_numpy_are_sizes(client: ShmClient, shape: Any) -> None:
     hint: Any = {"OUT0": (tuple(shape), np.float32)}
     with client.prepare("rows", {"IN0": (shape, np.float32)}, outputs=hint) as call:
         assert call.inputs["IN0"].shape == (2, 3)
-    with client.infer("vector", {"IN0": ROW}, outputs={"OUT0": np.int64(100)}) as result:
+    with client.infer("vector", {"IN0": X}, outputs={"OUT0": np.int64(100)}) as result:
         assert result["OUT0"].tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("shape", [(2.0, 3), "23", (-1, 3), (None, 3)])
-def test_sizes_that_are_none(client: ShmClient, shape: Any) -> None:
+def test_sizes_that_are_none_and_an_input_that_is_misspelt(client: ShmClient) -> None:
+    for shape in ((2.0, 3), "23", (-1, 3), (None, 3)):
+        described: Any = {"IN0": (shape, np.float32)}
+        with pytest.raises(TensorError) as error:
+            client.prepare("rows", described)
+        assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"
     with pytest.raises(TensorError) as error:
-        client.prepare("rows", {"IN0": (shape, np.float32)})
-    assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"
+        client.infer("vector", {"in0": X})
+    assert str(error.value) == "model 'vector' has no input 'in0'; it has IN0; did you mean 'IN0'?"
 
 
-GIVEN = {"X": np.ones(3, np.float32)}
 Infer = Callable[[str], None]
-
-
 METRICS = {"mute": (400, b""), "talkative": (200, b"# HELP nv_inference_request_success Number of")}
 NO_SUCH_PATH = 404, b'{"error":"Not Found"}'  # as Triton answers
 
 
 def infer_at(url: str) -> None:
     with ShmClient(url, timeout_s=10) as client:
-        client.infer("m", GIVEN)
+        client.infer("m", {"X": X})
 
 
 def infer_in_a_task_at(url: str) -> None:
     async def run() -> None:
         async with AsyncShmClient(url, timeout_s=10) as client:
-            await client.infer("m", GIVEN)
+            await client.infer("m", {"X": X})
 
     asyncio.run(run())
 
@@ -300,22 +281,19 @@ def metrics_port(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def grpc_port() -> Iterator[int]:
-    with ThreadPoolExecutor(1) as executor:
-        server = grpc.server(executor)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield port
-        server.stop(None).wait()
-
-
 @either
-def test_http_to_the_metrics(metrics_port: str, use: Infer) -> None:
+def test_http_to_the_metrics_and_grpc_to_http(metrics_port: str, use: Infer) -> None:
     with pytest.raises(InferenceError) as error:
         use(metrics_port)
     assert str(error.value).endswith(
         "; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
+    )
+    url = metrics_port.removeprefix("http://")
+    with pytest.raises(ServerUnavailableError) as unavailable:
+        use(url)
+    assert str(unavailable.value).startswith(
+        f"[StatusCode.UNAVAILABLE] the server at grpc://{url} speaks HTTP, and not gRPC; check the port. "
+        "Triton's gRPC is on 8001 by default, its HTTP on 8000, as http://HOST:PORT ("
     )
 
 
@@ -332,21 +310,14 @@ def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
 
 
 @either
-def test_grpc_to_http(metrics_port: str, use: Infer) -> None:
-    url = metrics_port.removeprefix("http://")
-    with pytest.raises(ServerUnavailableError) as error:
-        use(url)
-    assert str(error.value).startswith(
-        f"[StatusCode.UNAVAILABLE] the server at grpc://{url} speaks HTTP, and not gRPC; check the port. "
-        "Triton's gRPC is on 8001 by default, its HTTP on 8000, as http://HOST:PORT ("
-    )
-
-
-@either
-def test_http_to_grpc(grpc_port: int, use: Infer) -> None:
-    url = f"http://127.0.0.1:{grpc_port}"
-    with pytest.raises(ServerUnavailableError) as error:
-        use(url)
+def test_http_to_grpc(use: Infer) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        server = grpc.server(executor)
+        url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        with pytest.raises(ServerUnavailableError) as error:
+            use(url)
+        server.stop(None).wait()
     assert str(error.value) == (
         f"[StatusCode.UNAVAILABLE] the server at {url} does not speak HTTP, or only with TLS (https://); check the "
         "port. Triton's HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT"

@@ -22,7 +22,6 @@ X = np.ones(2**18, np.float32)
 NEEDED = 1056768
 WAYS_OUT = "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
 SYSTEM = PoolOptions(region="system")
-SHARED_PATHS: list[Any] = ["direct", "triton-shm"]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ TOO_LITTLE: dict[str, tuple[PoolOptions, int, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", TOO_LITTLE)
-@pytest.mark.parametrize("path", SHARED_PATHS)
+@pytest.mark.parametrize("path", ["direct", "triton-shm"])
 def test_memory_is_too_little(server: FakeServer, path: Any, what: str) -> None:
     pool, count, kind, text = TOO_LITTLE[what]
     with client_of(server, pool=pool) as client, pytest.raises(kind) as error:
@@ -103,10 +102,8 @@ def prepared(client: ShmClient) -> Result:
 def test_a_call_for_which_any_path_will_do_goes_inline(
     server: FakeServer, caplog: pytest.LogCaptureFixture, budget: int | None, call: Callable[[ShmClient], Result]
 ) -> None:
-    with (
-        client_of(server, pool=PoolOptions(region="system", max_bytes=budget)) as client,
-        caplog.at_level(logging.WARNING),
-    ):
+    pool = PoolOptions(region="system", max_bytes=budget)
+    with client_of(server, pool=pool) as client, caplog.at_level(logging.WARNING):
         for _ in range(2):
             result = call(client)
             assert result.path == "inline"
@@ -120,20 +117,17 @@ def test_a_call_for_which_any_path_will_do_goes_inline(
     assert WAYS_OUT in told[0]
 
 
-def test_a_split_batch_goes_in_parts(server: FakeServer) -> None:
+def test_a_split_batch_goes_in_parts_and_no_memory_is_needed_for_calls_side_by_side(server: FakeServer) -> None:
     with client_of(server, pool=PoolOptions(region="system", max_bytes=2**30)) as client:
         result = client.infer("rows", {"IN0": np.ones((50, 1024), np.float32)}, split=True)
         assert (result["OUT0"] == 2).all()
         assert len(server.orders) >= 13
+    server.configs["rows"] = config("rows", dims="2048", max_batch_size=8, dynamic_batching={})
+    with client_of(server, pool=SYSTEM) as client, client.prepare("rows", {"IN0": ((1, 2048), np.float32)}) as call:
+        assert call.path == "direct"
 
 
 def test_a_model_that_takes_nothing_inline_gets_the_error(server: FakeServer) -> None:
     server.configs["m"]["parameters"]["SHM_PATHS"]["string_value"] = "direct,triton-shm"
     with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError, match="but /dev/shm has"):
         client.infer("m", {"IN0": X})
-
-
-def test_memory_for_calls_side_by_side_is_not_needed(server: FakeServer) -> None:
-    server.configs["rows"] = config("rows", dims="2048", max_batch_size=8, dynamic_batching={})
-    with client_of(server, pool=SYSTEM) as client, client.prepare("rows", {"IN0": ((1, 2048), np.float32)}) as call:
-        assert call.path == "direct"

@@ -20,20 +20,17 @@ from tests.unit.modes.conftest import FP32, MakeClient, Open, batched, carrier_o
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
+ROW_BYTES = 16
 
-def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[InferenceRequest]:
-    requests = []
-    begin = client.data
-    total = sum(counts)
-    first = 0
+
+def rows_side_by_side(client: Client, counts: list[int]) -> list[InferenceRequest]:
+    requests, at, total = [], client.data, sum(counts) * ROW_BYTES
     for slot, count in enumerate(counts):
-        at, size = begin + first * width * 4, count * width * 4
-        np.ndarray((count, width), np.float32, client.region.bytes(), at)[...] = slot + 1
-        said = Table(
-            {"X": InputSpan(FP32, (count, width), 0, at, size)}, {"Y": OutputSpan(0, at + total * width * 4, size)}
-        )
+        shape, size = (count, 4), count * ROW_BYTES
+        np.ndarray(shape, np.float32, client.region.bytes(), at)[...] = slot + 1
+        said = Table({"X": InputSpan(FP32, shape, 0, at, size)}, {"Y": OutputSpan(0, at + total, size)})
         requests.append(delivered(client.begin(said, slot), ["Y"], carrier_of(count)))
-        first += count
+        at += size
     return requests
 
 
@@ -47,7 +44,7 @@ def double_batch(seen: list[Any]) -> Callable[[BatchCall], None]:
     return infer
 
 
-@pytest.mark.parametrize("step", [1, -1], ids=["in order", "backwards"])
+@pytest.mark.parametrize("step", [1, -1])
 def test_rows_that_follow_one_another_are_one_view(open_session: Open, make_client: MakeClient, step: int) -> None:
     client, seen = make_client(slots=3), []  # type: ignore[var-annotated]
     requests = rows_side_by_side(client, [1, 2, 3])[::step]
@@ -154,11 +151,7 @@ def put_for_each(batch: BatchCall) -> None:
 @pytest.mark.parametrize("infer", [put_instead, put_the_same, put_for_each])
 @pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
 def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
-    open_session: Open,
-    requests_of: Callable[[Client], list[InferenceRequest]],
-    infer: Callable[[BatchCall], None],
-    debug: str,
-    make_client: MakeClient,
+    open_session: Open, requests_of: Any, infer: Callable[[BatchCall], None], debug: str, make_client: MakeClient
 ) -> None:
     client = make_client(slots=2)
     responses = batched(open_session, parameters={"SHM_DEBUG": debug}).serve_batch(requests_of(client), infer)
@@ -261,18 +254,13 @@ def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmS
     assert found == [[b"a", b"bc"]] * 2
 
 
-# The buffers in which rows are gathered
-
-
 @pytest.fixture
 def gathering(open_session: Open) -> ShmSession:
     inputs = [tensor("X", dims=[-1]), tensor("N", "INT64", dims=[-1]), tensor("SHM", "UINT8")]
     return open_session(inputs, [tensor("Y", dims=[-1]), tensor("M", "INT64", dims=[-1])], max_batch_size=8)
 
 
-def plain_requests(
-    rng: random.Random, count: int, most_columns: int
-) -> list[tuple[InferenceRequest, np.ndarray[Any, Any]]]:
+def plain_requests(rng: random.Random, count: int, most_columns: int) -> list[tuple[InferenceRequest, Any]]:
     found = []
     for _ in range(count):
         shape = rng.randint(1, 3), rng.randint(1, most_columns)
@@ -285,10 +273,6 @@ def double(batch: BatchCall) -> None:
     x, n = batch.input("X"), batch.input("N")
     np.multiply(x.numpy(), 2, out=batch.output("Y", x.shape[1:], x.dtype).numpy())
     batch.output("M", n.shape[1:], n.dtype).numpy()[...] = n.numpy()
-
-
-def kept(gathering: ShmSession) -> dict[str, int]:
-    return {name: buffer.nbytes for name, (buffer, _) in gathering._buffers._buffers.items()}
 
 
 def test_rows_that_a_batch_passes_on_are_not_overwritten_by_the_next_batch(gathering: ShmSession) -> None:
@@ -308,18 +292,18 @@ def test_batches_get_their_own_rows_and_leave_few_buffers(gathering: ShmSession,
         for (_, x), response in zip(asked, responses, strict=True):
             assert response.error() is None
             assert outputs_of(response)["Y"].tolist() == (2 * x).tolist()
-    largest = 3 * most_requests * most_columns * 8
-    assert len(kept(gathering)) <= 4 * most_requests
-    assert max(kept(gathering).values()) <= largest + largest // 4
+    largest, kept = 3 * most_requests * most_columns * 8, gathering._buffers._buffers
+    assert len(kept) <= 4 * most_requests
+    assert max(buffer.nbytes for buffer, _ in kept.values()) <= largest + largest // 4
 
 
 def test_a_buffer_is_used_again_by_what_fits_until_the_session_closes(gathering: ShmSession) -> None:
-    same = [request for request, _ in plain_requests(random.Random(1), 1, 50)] * 3
+    same, kept = [request for request, _ in plain_requests(random.Random(1), 1, 50)] * 3, gathering._buffers._buffers
     gathering.serve_batch(same, double)
-    before = [id(buffer) for buffer, _ in gathering._buffers._buffers.values()]
+    before = [id(buffer) for buffer, _ in kept.values()]
     for _ in range(20):
         gathering.serve_batch(same, double)
     assert before
-    assert [id(buffer) for buffer, _ in gathering._buffers._buffers.values()] == before
+    assert [id(buffer) for buffer, _ in kept.values()] == before
     gathering.close()
-    assert kept(gathering) == {}
+    assert kept == {}

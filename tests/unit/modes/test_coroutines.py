@@ -30,8 +30,12 @@ def client() -> Iterator[Client]:
     client.close()
 
 
-def requests_of(client: Client, **parameters: Any) -> list[InferenceRequest]:
-    return [client.request({"X": X + slot}, {"Y": 16}, slot, **({} if slot else parameters)) for slot in range(SLOTS)]
+def requests_of(client: Client, failing: int = 0, **parameters: Any) -> list[InferenceRequest]:
+    """Return one for each slot; the failing one has the parameters."""
+    return [
+        client.request({"X": X + slot}, {"Y": 16}, slot, **(parameters if slot == failing else {}))
+        for slot in range(SLOTS)
+    ]
 
 
 def are_over(client: Client) -> bool:
@@ -54,7 +58,7 @@ def test_a_call_is_over_when_its_own_coroutine_is(open_session: Open, client: Cl
     assert are_over(client)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after a while"])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, RuntimeError])
 def test_a_coroutine_fails_alone(open_session: Open, client: Client, kind: type[BaseException], late: bool) -> None:
     async def infer(call: Call) -> None:
@@ -138,17 +142,6 @@ def test_slots_that_are_busy_hold_neither_the_event_loop_nor_the_others(open_ses
 KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, RuntimeError]
 
 
-def requests_failing_at(client: Client, failing: int) -> list[InferenceRequest]:
-    return [client.request({"X": X + slot}, {"Y": 16}, slot, fail=slot == failing) for slot in range(SLOTS)]
-
-
-def check_others_are_served(client: Client, failing: int) -> None:
-    assert all(client.is_over(slot) for slot in range(SLOTS))
-    for slot in {*range(SLOTS)} - {failing}:
-        assert client.output("Y", slot).tolist() == (2 * (X + slot)).tolist()
-    assert not client.has_results(failing)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("failing", range(SLOTS))
 def test_one_after_another(open_session: Open, client: Client, kind: type[BaseException], failing: int) -> None:
@@ -158,10 +151,13 @@ def test_one_after_another(open_session: Open, client: Client, kind: type[BaseEx
             raise kind("no")
 
     session = open_session()
-    responses = session.serve(requests_failing_at(client, failing), infer)
+    responses = session.serve(requests_of(client, failing, fail=True), infer)
     assert kind.__name__ in message_of(responses[failing])
-    check_others_are_served(client, failing)
-    again = session.serve(requests_failing_at(client, -1), infer)
+    assert are_over(client)
+    for slot in {*range(SLOTS)} - {failing}:
+        assert client.output("Y", slot).tolist() == (2 * (X + slot)).tolist()
+    assert not client.has_results(failing)
+    again = session.serve(requests_of(client), infer)
     assert [response.error() for response in again] == [None] * SLOTS
 
 
@@ -174,12 +170,8 @@ def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[
         if x.shape[1] == 5:
             raise kind("no")
 
-    requests = [
-        client.request(
-            {"X": np.ones((1, 5 if slot == failing else 4), np.float32)}, {"Y": 20}, slot, delivered=carrier_of(1)
-        )
-        for slot in range(SLOTS)
-    ]
+    rows = [np.ones((1, 5 if slot == failing else 4), np.float32) for slot in range(SLOTS)]
+    requests = [client.request({"X": x}, {"Y": 20}, slot, delivered=carrier_of(1)) for slot, x in enumerate(rows)]
     responses = batched(open_session).serve_batch(requests, infer)
     for slot, response in enumerate(responses):
         assert (kind.__name__ in message_of(response)) == (slot == failing)
@@ -188,9 +180,9 @@ def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[
             assert client.output("Y", slot).tolist() == [[2] * 4]
 
 
-@pytest.mark.parametrize("has_ring", [False, True], ids=["without a ring", "with a ring"])
+@pytest.mark.parametrize("has_ring", [False, True])
 @pytest.mark.parametrize("count", [1, SLOTS])
-@pytest.mark.parametrize("is_generator", [False, True], ids=["plain", "generator"])
+@pytest.mark.parametrize("is_generator", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_streams_side_by_side(
     open_session: Open, client: Client, kind: type[BaseException], count: int, is_generator: bool, has_ring: bool
@@ -207,15 +199,10 @@ def test_in_streams_side_by_side(
         if call.parameters.get("fail"):
             raise kind("no")
 
+    rings = [Ring(SLOTS + slot, 1, 1024) if has_ring else None for slot in range(count)]
     requests = [
-        client.request(
-            {"X": X + slot},
-            {"Y": 16},
-            slot,
-            ring=Ring(SLOTS + slot, 1, 1024) if has_ring else None,
-            fail=slot == count - 1,
-        )
-        for slot in range(count)
+        client.request({"X": X + slot}, {"Y": 16}, slot, ring=ring, fail=slot == count - 1)
+        for slot, ring in enumerate(rings)
     ]
     streaming(open_session).serve_streams(requests, generator if is_generator else plain)
     for slot, request in enumerate(requests):

@@ -18,7 +18,6 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.debug import Poison
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
-from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import kernel as launch
@@ -43,9 +42,6 @@ def forget(call: Call) -> None:
     y = x.numpy() * 2  # noqa: F841
 
 
-# Outputs that were not written
-
-
 def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
     assert error_of(session, client.request({"X": X}, {"Y": 16}), double) == ""
     text = error_of(session, client.request({"X": X}, {"Y": 16}), forget)
@@ -53,9 +49,7 @@ def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client:
     assert "y = call.output(…).numpy(); y[...] = x" in text
     assert client.is_over()
     assert not client.has_results()
-
-
-def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession, client: Client) -> None:
+    # So it is where the output goes back through Triton.
     assert error_of(session, client.request({"X": X}, {"Y": 4}), forget).startswith(UNWRITTEN)
     assert error_of(session, delivered({}, ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
     (response,) = session.serve([delivered({}, ["Y"], {"X": X})], double)
@@ -113,15 +107,11 @@ def test_an_output_that_is_asked_for_and_then_put_was_written(session: ShmSessio
         assert error_of(session, client.request({"X": X}, {"Y": 16}), infer) == ""
         assert client.output("Y").tolist() == X.tolist()
 
-
-def test_putting_an_output_back_that_was_not_written_does_not_write_it(session: ShmSession, client: Client) -> None:
-    def infer(call: Call) -> None:
+    def put_what_was_not_written(call: Call) -> None:
         call.put("Y", call.output("Y", (4,), np.float32))
 
-    assert error_of(session, client.request({"X": X}, {"Y": 16}), infer).startswith(UNWRITTEN)
-
-
-# The ways to serve
+    text = error_of(session, client.request({"X": X}, {"Y": 16}), put_what_was_not_written)
+    assert text.startswith(UNWRITTEN)
 
 
 def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
@@ -153,7 +143,7 @@ def test_unwritten_rows_fail(open_session: Open, side_by_side: bool, written: in
         assert client.is_over(slot)
 
 
-@pytest.mark.parametrize("ring", [None, Ring(1, 3, 256)], ids=["without a ring", "with a ring"])
+@pytest.mark.parametrize("ring", [None, Ring(1, 3, 256)])
 def test_in_a_stream_the_frame_is_found(open_session: Open, ring: Ring | None, make_client: MakeClient) -> None:
     client = make_client(slots=4)
     request = client.request({"X": X}, {"Y": 16}, ring=ring)
@@ -186,7 +176,7 @@ def slowly_double(x: Any, y: Any) -> None:
     np.multiply(x, 2, out=y)
 
 
-@pytest.mark.parametrize("room", [16, 0], ids=["on the host", "that goes back through Triton"])
+@pytest.mark.parametrize("room", [16, 0])
 @pytest.mark.parametrize("infer", [copied_by_the_library, copied_by_the_model])
 def test_a_late_gpus_output(open_session: Open, client: Client, infer: Callable[[Call, int], None], room: int) -> None:
     with runtime_that_gives_all_back() as cuda, stream_on(cuda) as stream:
@@ -197,20 +187,15 @@ def test_a_late_gpus_output(open_session: Open, client: Client, infer: Callable[
         session.close()
 
 
-# Inputs that were written to
-
-
-def change(view: TensorView) -> None:
-    byte = ctypes.c_ubyte.from_address(view.numpy().__array_interface__["data"][0])
-    byte.value ^= 0xFF
-
-
 def change_and_answer(call: Call) -> None:
-    change(call.input("X"))
+    byte = ctypes.c_ubyte.from_address(call.input("X").numpy().__array_interface__["data"][0])
+    byte.value ^= 0xFF
     double(call)
 
 
-def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(session: ShmSession, client: Client) -> None:
+def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(open_session: Open, client: Client) -> None:
+    assert error_of(open_session(), client.request({"X": X}, {"Y": 16}), change_and_answer) == "", "without SHM_DEBUG"
+    session = open_session(parameters=SHM_DEBUG)
     text = error_of(session, client.request({"X": X}, {"Y": 16}), change_and_answer)
     assert text.startswith("shm:model: input 'X' was changed during the call, most likely by model.py")
     assert "copy it first" in text
@@ -220,27 +205,10 @@ def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(sessio
     assert error_of(session, client.request({"X": X}, {"Y": 16}), double) == ""
 
 
-def test_without_shm_debug_no_digest_is_made(open_session: Open, client: Client) -> None:
-    session = open_session()
-    assert error_of(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
-
-
-# Poison: which memory still is as it was, and what is chance
-
-
-ITEM_SIZES = (1, 2, 4, 8)
-
-
-@pytest.mark.parametrize("item_size", ITEM_SIZES)
-@pytest.mark.parametrize("count", [0, 40, 3_000_001])
-def test_all_that_was_not_written_is_left(item_size: int, count: int) -> None:
-    data = np.zeros(item_size * count, np.uint8)
-    poison = Poison(data)
-    assert poison.left(item_size) == count
-
-
-@pytest.mark.parametrize("item_size", ITEM_SIZES)
-def test_nothing_is_left_of_what_was_written_whatever_with(item_size: int) -> None:
+@pytest.mark.parametrize("item_size", [1, 2, 4, 8])
+def test_all_that_was_not_written_is_left_and_nothing_of_what_was_whatever_with(item_size: int) -> None:
+    for count in (0, 40, 3_000_001):
+        assert Poison(np.zeros(item_size * count, np.uint8)).left(item_size) == count
     data, other = np.zeros((2, item_size * 3_000_000), np.uint8)
     Poison(other)  # two poisons are two
     for value in (0, 1, 255, np.random.default_rng(1).integers(0, 256, len(data), np.uint8), other):

@@ -9,7 +9,6 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,16 @@ from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.testing import emulator
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
 from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
 from tests.unit.modes.conftest import FP32, MakeClient, Open, X
 from tests.unit.sessions import double, say_registered, session_of, tensor
 from tests.unit.table_client import Client
+from tests.unit.test_sent_as_it_is_now import functions_called
 
 SLOTS = 2
 MOST_FUNCTIONS = 20
-PACKAGE = f"{os.sep}shm_backend_utils{os.sep}"
-EMULATOR = str(Path(emulator.__file__).parent)
 Infer = Callable[[Call], object]
 
 
@@ -48,29 +45,20 @@ def served(session: ShmSession, request: InferenceRequest, infer: Infer) -> Any:
     return response
 
 
-def test_inputs_come_in_the_order_of_the_configuration(session: ShmSession, client: Client) -> None:
+def test_inputs_come_in_configured_order_and_parameters_are_a_copy(session: ShmSession, client: Client) -> None:
     found: list[Any] = []
 
     def infer(call: Call) -> None:
+        call.parameters.clear()
+        found.append(call.parameters)
         found.extend((name, view.path, view.numpy().tolist()) for name, view in call.inputs.items())
         found.append(call.find_input("TEXT"))
         double(call)
 
-    request = client.request({"W": X + 1}, {"Y": 16}, delivered={"X": X})
+    users: Any = {"note": "b", "count": 3}
+    request = client.request({"W": X + 1}, {"Y": 16}, delivered={"X": X}, shm_callers="a", **users)
     assert served(session, request, infer).error() is None
-    assert found == [("X", "triton", X.tolist()), ("W", "direct", (X + 1).tolist()), None]
-
-
-def test_parameters_are_the_users_own_and_a_copy(session: ShmSession, client: Client) -> None:
-    seen: list[Any] = []
-
-    def infer(call: Call) -> None:
-        call.parameters.clear()
-        seen.append(call.parameters)
-        call.put("Y", X)
-
-    served(session, client.request({}, {"Y": 16}, shm_callers="a", note="b", count=3), infer)
-    assert seen == [{"note": "b", "count": 3}]
+    assert found == [users, ("X", "triton", X.tolist()), ("W", "direct", (X + 1).tolist()), None]
 
 
 def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session: ShmSession, client: Client) -> None:
@@ -101,26 +89,10 @@ def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session
     assert resident() - resident_before < 16 << 20
 
 
-def functions_of(work: Callable[[], object]) -> list[str]:
-    found: list[str] = []
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        file = frame.f_code.co_filename
-        if event == "call" and PACKAGE in file and not file.startswith(EMULATOR):
-            found.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 def test_a_warm_request_takes_few_functions_of_whatever_shape(session: ShmSession, client: Client) -> None:
     def found(length: int, slot: int = 0) -> list[str]:
         request = client.request({"X": np.ones(length, np.float32)}, {"Y": 4 * length}, slot)
-        return functions_of(lambda: session.serve([request], double))
+        return functions_called(lambda: session.serve([request], double))
 
     found(4)
     for length in (8, 5):
@@ -147,12 +119,6 @@ def test_a_model_refuses_in_its_own_words(session: ShmSession, client: Client, s
         RequestRefusedError("no", "NOTFOUND")
 
 
-def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:
-    session.close()
-    response = served(session, client.request({"X": X}, {"Y": 16}), double)
-    assert (error_code(response), message_of(response)[:10]) == ("UNAVAILABLE", "shm:closed")
-
-
 def test_a_session_can_be_used_without_serve(session: ShmSession, client: Client) -> None:
     with session.open(client.request({"X": X}, {"Y": 16})) as call:
         double(call)
@@ -163,10 +129,18 @@ def test_a_session_can_be_used_without_serve(session: ShmSession, client: Client
         raise RuntimeError("not today")
     assert message_of(failing.response) == "RuntimeError: not today"
     assert client.is_over()
+    forgotten = session.open(client.request({"X": X}, {"Y": 16}))
+    with pytest.raises(ModelError, match="output 'Y' was requested, but model.py wrote none"), forgotten:
+        pass
+    assert "model.py wrote none" in message_of(forgotten.response)
+    assert client.is_over()
     refused = session.open(delivered({"shm_slot": "1/m", "shm_generation": 1}, ["Y"]))
     with pytest.raises(VersionError), refused:
         pass
     assert message_of(refused.response).startswith("shm:version: ")
+    session.close()
+    response = served(session, client.request({"X": X}, {"Y": 16}), double)
+    assert (error_code(response), message_of(response)[:10]) == ("UNAVAILABLE", "shm:closed")
 
 
 @pytest.fixture
@@ -208,14 +182,10 @@ def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open, l
     client.region.lease(0).give_back()
 
 
-@pytest.mark.parametrize("changes", [{"slot": 2}, {"byte_size": 100_000_000}, {"byte_size": 8192}], ids=str)
-def test_other_lent_memory_fails(open_session: Open, lender: Client, client: Client, changes: dict[str, Any]) -> None:
-    assert error_of(open_session(), borrowing(lender, client, **changes), double).startswith("shm:table: ")
-    for each in (lender, client):
-        assert each.is_free()
-
-
-def test_records_of_lent_regions_are_no_data(open_session: Open, lender: Client, client: Client) -> None:
+def test_other_lent_memory_fails_and_records_are_no_data(open_session: Open, lender: Client, client: Client) -> None:
+    for changes in ({"slot": 2}, {"byte_size": 100_000_000}, {"byte_size": 8192}):
+        assert error_of(open_session(), borrowing(lender, client, **changes), double).startswith("shm:table: ")
+        assert (lender.is_free(), client.is_free()) == (True, True)
     said = Table({"X": InputSpan(FP32, (4,), 1, 4096, 16)}, {}, (claim_of_region(client.region),))
     found = error_of(open_session(), delivered(lender.begin(said), ["Y"]), double)
     assert found.startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
@@ -246,9 +216,8 @@ def test_taken_back_midway(open_session: Open, monkeypatch: pytest.MonkeyPatch, 
         executed.append(call)
         double(call)
 
-    (response,) = open_session().serve([borrowing(lender, client)], infer)
+    response = served(open_session(), borrowing(lender, client), infer)
     assert (borrowed, executed) == ([True], [])
-    assert response.error() is not None
     assert (error_code(response), message_of(response).partition(": ")[0]) == ("CANCELLED", "shm:stale")
     assert lender.region.record(0).started == 0
     assert lender.is_free()
@@ -278,9 +247,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Registrati
         (SHM / registration.key).unlink(missing_ok=True)
 
 
-def file_of(byte_size: int = 4096) -> str:
+def file_of() -> str:
     key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
-    (SHM / key).write_bytes(bytes(byte_size))
+    (SHM / key).write_bytes(bytes(4096))
     return key
 
 
@@ -311,19 +280,12 @@ Y_ALONE: dict[str, Any] = {"inputs": {}, "outputs": {"Y": [0, 0, 16]}}
 
 @pytest.mark.parametrize(("spans", "field"), [(X_ALONE, "inputs.X"), (Y_ALONE, "outputs.Y")])
 @pytest.mark.parametrize(
-    ("offset", "byte_size", "refusal"),
-    [(2, 1024, ".offset: found 0, expected a place at a multiple of 4"), (0, 15, ": found 16 bytes at offset 0")],
-    ids=["at an odd place", "one byte too short"],
+    ("place", "refusal"),
+    [((2, 1024), ".offset: found 0, expected a place at a multiple of 4"), ((0, 15), ": found 16 bytes at offset 0")],
 )
 def test_spans_in_a_registration_that_does_not_fit_are_refused(
-    open_session: Open,
-    registered: dict[str, Registration],
-    spans: dict[str, Any],
-    field: str,
-    offset: int,
-    byte_size: int,
-    refusal: str,
+    open_session: Open, registered: Any, spans: dict[str, Any], field: str, place: tuple[int, int], refusal: str
 ) -> None:
-    registered["mine"] = Registration(file_of(), offset, byte_size)
+    registered["mine"] = Registration(file_of(), *place)
     found = error_of(open_session(), delivered(descriptor(**spans, names=["mine"]), ["Y"]), double)
     assert found.startswith(f"shm:table: {field}{refusal}")

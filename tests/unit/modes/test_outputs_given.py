@@ -38,10 +38,18 @@ def place_after(open_session: Open, client: Client, infer: Infer, room: int = 16
     return client.places()["Y"]
 
 
-def test_of_one_name_in_the_table_and_as_a_tensor_the_table_counts(open_session: Open, client: Client) -> None:
+def test_the_table_counts_before_tensors_and_a_transposed_output_is_copied(open_session: Open, client: Client) -> None:
     request = client.request({"X": X}, {"Y": 16}, delivered={"X": X + 100})
     assert serve(open_session, request, double).error() is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
+
+    def infer(call: Call) -> None:
+        y = call.output("Y", (2, 2), np.float32).numpy()
+        y[:] = [[1, 2], [3, 4]]
+        call.put("Y", y.T)
+
+    place_after(open_session, client, infer, outputs=[tensor("Y", dims=[-1, -1])])
+    assert client.output("Y").tolist() == [[1, 3], [2, 4]]
 
 
 def test_room_for_an_output_that_is_not_wanted_stays_unused(open_session: Open, client: Client) -> None:
@@ -71,10 +79,25 @@ def test_an_output_one_byte_larger_than_its_room_goes_back_through_triton(open_s
 
 
 def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_session: Open, client: Client) -> None:
-    place = place_after(open_session, client, lambda call: call.put("Y", call.input("X")))
+    def put(call: Call) -> None:
+        x = call.input("X")
+        assert np.shares_memory(call.to_host(x), x.numpy())
+        call.put("Y", x)
+
+    place = place_after(open_session, client, put)
     assert (place.offset, place.byte_size) == (client.data, 16)
     place = place_after(open_session, client, lambda call: call.put("Y", call.input("X").numpy()[1:]))
     assert (place.offset, place.byte_size) == (client.data + 4, 12)
+    other, kept = Client(), []
+    serve(open_session, other.request({"X": X + 1}, {}), lambda call: kept.append(call.input("X")))
+    other.close()
+    copied = client.data + 256
+    assert place_after(open_session, client, lambda call: call.put("Y", kept[0])).offset == copied, "another request's"
+
+    def reach_beyond(call: Call) -> None:
+        call.put("Y", np.lib.stride_tricks.as_strided(call.input("X").numpy(), (5,)))
+
+    assert place_after(open_session, client, reach_beyond, room=20).offset == copied
 
 
 @pytest.mark.parametrize("output", [tensor("Y", dims=[-1, -1]), tensor("Y", dims=[3]), tensor("Y", "INT32")], ids=str)
@@ -84,29 +107,6 @@ def test_an_unfit_input_is_not_passed_through(open_session: Open, client: Client
     assert "model.py wrote an invalid output: " in message_of(response)
 
 
-def test_what_is_on_the_host_is_no_copy_there(open_session: Open, client: Client) -> None:
-    def infer(call: Call) -> None:
-        x = call.input("X")
-        assert np.shares_memory(call.to_host(x), x.numpy())
-        call.put("Y", x)
-
-    assert error_of(open_session(), client.request({"X": X}, {"Y": 16}), infer) == ""
-
-
-def test_an_input_of_another_request_is_copied(open_session: Open, client: Client) -> None:
-    other, kept = Client(), []
-    serve(open_session, other.request({"X": X + 1}, {}), lambda call: kept.append(call.input("X")))
-    other.close()
-    assert place_after(open_session, client, lambda call: call.put("Y", kept[0])).offset == client.data + 256
-
-
-def test_what_reaches_beyond_an_input_is_copied(open_session: Open, client: Client) -> None:
-    def infer(call: Call) -> None:
-        call.put("Y", np.lib.stride_tricks.as_strided(call.input("X").numpy(), (5,)))
-
-    assert place_after(open_session, client, infer, room=20).offset == client.data + 256
-
-
 def test_an_input_is_not_passed_through_if_the_client_wants_no_memory_used(open_session: Open, client: Client) -> None:
     said = Table({"X": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
     np.ndarray((4,), np.float32, client.region.bytes(), client.data)[:] = X
@@ -114,19 +114,6 @@ def test_an_input_is_not_passed_through_if_the_client_wants_no_memory_used(open_
     response = serve(open_session, request, lambda call: call.put("Y", call.input("X")))
     assert client.places()["Y"].is_in_response
     assert outputs_of(response)["Y"].tolist() == X.tolist()
-
-
-def test_a_transposed_output_is_not_taken_for_the_same_memory(open_session: Open, client: Client) -> None:
-    def infer(call: Call) -> None:
-        y = call.output("Y", (2, 2), np.float32).numpy()
-        y[:] = [[1, 2], [3, 4]]
-        call.put("Y", y.T)
-
-    place_after(open_session, client, infer, outputs=[tensor("Y", dims=[-1, -1])])
-    assert client.output("Y").tolist() == [[1, 3], [2, 4]]
-
-
-# What the configuration forbids
 
 
 def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_session: Open, client: Client) -> None:
@@ -146,9 +133,6 @@ def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_sessio
     assert serve(open_session, request, infer, outputs, inputs).error() is None
 
 
-# Strings
-
-
 @pytest.mark.parametrize("room", [len(PACKED) - 1, len(PACKED), len(PACKED) + 1])
 def test_strings_are_written_where_they_fit_to_the_byte(open_session: Open, client: Client, room: int) -> None:
     region = client.region.bytes()
@@ -163,7 +147,7 @@ def test_strings_are_written_where_they_fit_to_the_byte(open_session: Open, clie
     assert (region[begin:] == 77).all()
 
 
-@pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}], ids=["no room", "room"])
+@pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}])
 def test_lying_strings_are_not_passed_on(open_session: Open, client: Client, rooms: dict[str, OutputSpan]) -> None:
     client.region.bytes()[client.data : client.data + 8] = [200, 0, 0, 0, 1, 2, 3, 4]
     said = Table({"X": InputSpan(BYTES, (2,), 0, client.data, 8)}, rooms)
@@ -179,9 +163,6 @@ def test_lying_strings_are_not_passed_on(open_session: Open, client: Client, roo
     assert client.is_over()
 
 
-# The record
-
-
 @pytest.mark.parametrize(("shape", "fits"), [((1,), True), ((1, 1), False)])
 def test_results_fill_the_record_only(open_session: Open, client: Client, shape: tuple[int, ...], fits: bool) -> None:
     name = "Y" * (2048 - 16 - 8 - 24 - 8)
@@ -194,64 +175,42 @@ def test_results_fill_the_record_only(open_session: Open, client: Client, shape:
     assert client.is_over()
 
 
-def test_leaving_a_call_without_its_output_raises_and_answers(open_session: Open, client: Client) -> None:
-    call = open_session().open(client.request({"X": X}, {"Y": 16}))
-    with pytest.raises(ModelError, match="output 'Y' was requested, but model.py wrote none"), call:
-        pass
-    assert "model.py wrote none" in message_of(call.response)
-    assert client.is_over()
-
-
-def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says(open_session: Open) -> None:
+def test_a_delivered_tensor_is_an_input_by_the_configuration_of_the_type_that_triton_says(open_session: Open) -> None:
     found: list[Any] = []
 
     def infer(call: Call) -> None:
         x = call.input("X")
         found.extend([x.triton_dtype, x.numpy().tolist()])
+        with pytest.raises(ModelError, match="^model.py asked for input 'Z'; the model has X"):
+            call.find_input("Z")
         double(call)
 
-    assert error_of(open_session([tensor("X", "UNHEARD_OF")]), delivered({}, ["Y"], {"X": X}), infer) == ""
+    assert error_of(open_session([tensor("X", "UNHEARD_OF")]), delivered({}, ["Y"], {"X": X, "Z": X}), infer) == ""
     assert found == ["FP32", X.tolist()]
-
-
-def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
-    session = open_session(parameters={"SHM_PATHS": "direct"})
-    found = error_of(session, delivered({}, ["Y"], {"X": X}), double)
-    assert found.startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
 DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
 
 
-def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_session: Open) -> None:
+def test_delivered_tensors_count_and_are_passed_on_as_they_are(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
     (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
     assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
     assert "is for another model" in error_of(open_session(), delivered(said, ["Y"]), double)
-
-
-def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(open_session: Open) -> None:
-    def infer(call: Call) -> None:
-        with pytest.raises(ModelError, match="^model.py asked for input 'Z'; the model has X"):
-            call.find_input("Z")
-        double(call)
-
-    assert error_of(open_session(), delivered({}, ["Y"], {"X": X, "Z": X}), infer) == ""
-
-
-def test_a_delivered_tensor_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch, open_session: Open) -> None:
     monkeypatch.delattr(TritonBackend, "input")
     (response,) = open_session().serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
     assert outputs_of(response)["Y"].tolist() == X.tolist()
 
 
-@pytest.mark.parametrize("name", ["shm_io", "shm_slot"])
-def test_a_model_that_does_not_serve_the_path_takes_no_memory(open_session: Open, client: Client, name: str) -> None:
-    request = client.request({"X": X}, {"Y": 16})
-    if name == "shm_io":
-        request = delivered({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
+def test_a_model_that_does_not_serve_the_path_takes_nothing_by_it(open_session: Open, client: Client) -> None:
     session = open_session(parameters={"SHM_PATHS": "triton-shm"})
-    assert f"{name}: found a value, expected none" in error_of(session, request, double)
+    named = delivered({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
+    for name, request in (("shm_io", named), ("shm_slot", client.request({"X": X}, {"Y": 16}))):
+        assert f"{name}: found a value, expected none" in error_of(session, request, double)
+    found = error_of(open_session(parameters={"SHM_PATHS": "direct"}), delivered({}, ["Y"], {"X": X}), double)
+    assert found.startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
 def test_rows_are_compared_with_the_carrier_where_there_are_batches_alone(open_session: Open, client: Client) -> None:

@@ -28,7 +28,6 @@ class H2Peer:
         self.connection = h2.connection.H2Connection(config)
         self.connection.initiate_connection()
         self.headers: dict[int, dict[str, str]] = {}
-        self.reset: list[int] = []
         self._answer = answer
         self._messages: dict[int, bytes] = {}
         self._unsent: list[tuple[int, bytes, list[tuple[str, str]]]] = []
@@ -42,8 +41,6 @@ class H2Peer:
             elif isinstance(event, h2.events.DataReceived):
                 self._messages[event.stream_id] += event.data
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            elif isinstance(event, h2.events.StreamReset):
-                self.reset.append(event.stream_id)
             elif isinstance(event, h2.events.StreamEnded):
                 self._answer(self, event.stream_id, self._messages.pop(event.stream_id))
         self.send_more()
@@ -115,14 +112,11 @@ class Listener:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.hang_up()
-        for thread in self._threads:
-            thread.join()
-
-    def hang_up(self) -> None:
         for each in self._open:
             with suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -138,7 +132,6 @@ class Listener:
 
 
 def answering(answer: Callable[[H2Peer, int, bytes], None]) -> Callable[[socket.socket], None]:
-
     def serve(connection: socket.socket) -> None:
         peer = H2Peer(answer)
         connection.sendall(peer.connection.data_to_send())

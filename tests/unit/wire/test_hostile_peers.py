@@ -45,6 +45,9 @@ from tests.unit.wire.peers import (
 
 PATIENCE_S = 10.0
 ANSWER = message(service_pb2.ModelConfigResponse().SerializeToString())
+HEADS = block(HEADERS), block(TRAILERS)
+GOODBYE = frame(7, 0, 0, bytes(8))
+ONE_AT_A_TIME = frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1)))
 Serve = Callable[[socket.socket], None]
 Connect = Callable[[str], Any]
 
@@ -67,9 +70,7 @@ def ask(transport: Any, timeout_s: float = PATIENCE_S) -> Any:
     return transport.send(transport.codec.ask("model config", "m"), timeout_s)
 
 
-def answer_to(
-    stream: int, content: bytes = ANSWER, heads: tuple[bytes, bytes] = (block(HEADERS), block(TRAILERS))
-) -> bytes:
+def answer_to(stream: int, content: bytes = ANSWER, heads: tuple[bytes, bytes] = HEADS) -> bytes:
     first, last = heads
     data = frame(0, 0, stream, content)
     return frame(1, END_HEADERS, stream, first) + data + frame(1, END_HEADERS | END_STREAM, stream, last)
@@ -84,22 +85,26 @@ def counting(requests: list[int]) -> Callable[[int], bytes]:
     return answer
 
 
-def after_request(data: Callable[[int], bytes], *, stays: bool = False) -> Serve:
-
+def staying(data: Callable[[int], bytes]) -> Serve:
     def serve(connection: socket.socket) -> None:
         connection.sendall(SETTINGS)
         next_request = requests_of(connection)
         while True:
             connection.sendall(data(next_request()))
-            if not stays:
-                connection.shutdown(socket.SHUT_RDWR)
-                return
+
+    return serve
+
+
+def leaving(data: Callable[[int], bytes]) -> Serve:
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(SETTINGS)
+        connection.sendall(data(requests_of(connection)()))
+        connection.shutdown(socket.SHUT_RDWR)
 
     return serve
 
 
 def at_once(data: bytes) -> Serve:
-
     def serve(connection: socket.socket) -> None:
         connection.sendall(data)
         while connection.recv(1 << 16):
@@ -130,22 +135,13 @@ HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
     "HTTP/1": (at_once(b"HTTP/1.1 400 Bad Request\r\n\r\n"), ServerUnavailableError),
     "TLS": (at_once(b"\x15\x03\x03\x00\x02\x02\x32" + bytes(9)), ServerUnavailableError),
     "hangs up at once": (lambda connection: None, ServerUnavailableError),
-    "hangs up on a request": (after_request(lambda _: b""), ConnectionLostError),
-    "hangs up within the answer": (after_request(lambda stream: answer_to(stream)[:-3]), ConnectionLostError),
-    "a frame beyond the limit": (
-        after_request(lambda _: frame(0, 0, 1, bytes(20000)), stays=True),
-        ServerUnavailableError,
-    ),
-    "a reset": (
-        after_request(lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 2))), stays=True),
-        ConnectionLostError,
-    ),
-    "an answer that cannot be read": (
-        after_request(lambda stream: answer_to(stream, message(b"\xff\xff")), stays=True),
-        InferenceError,
-    ),
+    "hangs up on a request": (leaving(lambda _: b""), ConnectionLostError),
+    "hangs up within the answer": (leaving(lambda stream: answer_to(stream)[:-3]), ConnectionLostError),
+    "a frame beyond the limit": (staying(lambda _: frame(0, 0, 1, bytes(20000))), ServerUnavailableError),
+    "a reset": (staying(lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 2)))), ConnectionLostError),
+    "an answer that cannot be read": (staying(lambda stream: answer_to(stream, message(b"\xff\xff"))), InferenceError),
     "a status of 5000 digits": (
-        after_request(lambda stream: answer_to(stream, heads=(b"", block([("grpc-status", "1" * 5000)]))), stays=True),
+        staying(lambda stream: answer_to(stream, heads=(b"", block([("grpc-status", "1" * 5000)])))),
         ServerUnavailableError,
     ),
     "silence": (at_once(b""), DeadlineExceededError),
@@ -178,15 +174,8 @@ def test_a_call_ends_by_its_error_in_time(connected: Connect, serve: Serve, expe
 
 def test_calls_that_had_not_begun_are_sent_again(connected: Connect) -> None:
     """A server says goodbye to a call that it has not seen, refuses the next, and answers it on a third connection."""
-    behaviours = iter(
-        [
-            after_request(lambda _: frame(7, 0, 0, bytes(8)), stays=True),
-            after_request(
-                lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 7))) + frame(7, 0, 0, bytes(8)), stays=True
-            ),
-            after_request(answer_to, stays=True),
-        ]
-    )
+    refusal: Callable[[int], bytes] = lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 7))) + GOODBYE  # noqa: E731
+    behaviours = iter([staying(each) for each in (lambda _: GOODBYE, refusal, answer_to)])
     with Listener(lambda connection: next(behaviours)(connection)) as listener:  # noqa: PLW0108  # one for each
         transport = connected(listener.url)
         assert ask(transport) == service_pb2.ModelConfigResponse()
@@ -194,7 +183,7 @@ def test_calls_that_had_not_begun_are_sent_again(connected: Connect) -> None:
 
 
 def test_one_that_never_begins_is_not_sent_for_ever(connected: Connect) -> None:
-    with Listener(after_request(lambda _: frame(7, 0, 0, bytes(8)), stays=True)) as listener:
+    with Listener(staying(lambda _: GOODBYE)) as listener:
         with pytest.raises(ServerUnavailableError, match="GOAWAY"):
             ask(connected(listener.url))
         assert listener.accepted == 3
@@ -202,7 +191,7 @@ def test_one_that_never_begins_is_not_sent_for_ever(connected: Connect) -> None:
 
 @pytest.mark.parametrize("last_words", [b"", frame(6, 0, 0, bytes(8))])
 def test_a_connection_that_ended_between_two_calls_is_replaced(connected: Connect, last_words: bytes) -> None:
-    with Listener(after_request(lambda stream: answer_to(stream) + last_words)) as listener:
+    with Listener(leaving(lambda stream: answer_to(stream) + last_words)) as listener:
         transport = connected(listener.url)
         for count in range(1, 5):
             ask(transport)
@@ -212,7 +201,7 @@ def test_a_connection_that_ended_between_two_calls_is_replaced(connected: Connec
 
 def test_what_is_said_between_two_calls_is_heard(connected: Connect) -> None:
     chatter = frame(6, 0, 0, bytes(8)) + frame(8, 0, 0, bytes((0, 0, 1, 0))) + SETTINGS
-    with Listener(after_request(lambda stream: answer_to(stream) + chatter, stays=True)) as listener:
+    with Listener(staying(lambda stream: answer_to(stream) + chatter)) as listener:
         transport = connected(listener.url)
         for _ in range(20):
             ask(transport)
@@ -223,11 +212,8 @@ def test_what_is_said_between_two_calls_is_heard(connected: Connect) -> None:
     "serve",
     [
         HOSTILE["no room for calls"][0],
-        after_request(
-            lambda stream: answer_to(stream) + frame(7, 0, 0, bytes((0, 0, 0, stream)) + bytes(4)), stays=True
-        ),
+        staying(lambda stream: answer_to(stream) + frame(7, 0, 0, bytes((0, 0, 0, stream)) + bytes(4))),
     ],
-    ids=["no room", "goodbye"],
 )
 def test_a_connection_that_takes_no_more_calls_is_closed(connected: Connect, serve: Serve) -> None:
     ended = threading.Semaphore(0)
@@ -247,27 +233,22 @@ def test_a_connection_that_takes_no_more_calls_is_closed(connected: Connect, ser
         assert [ended.acquire(timeout=PATIENCE_S) for _ in range(3)] == [True] * 3
 
 
-def test_another_family_of_addresses_is_tried(connected: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    look_up = socket.getaddrinfo
-    lacked = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [lacked, *look_up(*args, **options)])
-    with Listener(after_request(answer_to, stays=True)) as listener:
-        assert ask(connected(listener.url.replace("127.0.0.1", "localhost"))) == service_pb2.ModelConfigResponse()
-
-
-def test_the_next_address_is_tried_if_the_first_one_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_address_is_tried_if_one_is_lacked_or_silent(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look_up = socket.getaddrinfo
     with contextlib.ExitStack() as stack:
         deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(3):  # and then nobody is let in
             stack.enter_context(waiting := socket.socket()).setblocking(False)
             waiting.connect_ex(deaf.getsockname())
-        address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", deaf.getsockname())
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [address, *look_up(*args, **options)])
-        with Listener(after_request(answer_to, stays=True)) as listener:
-            transport = connect(listener.url, None)
+        lacked = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0))
+        silent = (socket.AF_INET, socket.SOCK_STREAM, 0, "", deaf.getsockname())
+        with Listener(staying(answer_to)) as listener:
+            transport = connected(listener.url.replace("127.0.0.1", "localhost"))
+            others = [lacked] if isinstance(transport, OnLoop) else [lacked, silent]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: [*others, *look_up(*args, **more)])
             assert ask(transport, 1.0) == service_pb2.ModelConfigResponse()
-            transport.close()
 
 
 def test_a_call_whose_client_is_closed_while_it_connects_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,24 +261,11 @@ def test_a_call_whose_client_is_closed_while_it_connects_is_not_sent(monkeypatch
         return connection
 
     monkeypatch.setattr(connections, "_connected", meanwhile)
-    with Listener(after_request(counting(requests), stays=True)) as listener:
+    with Listener(staying(counting(requests))) as listener:
         transport = connect(listener.url, None)
         with pytest.raises(ClosedError):
             ask(transport)
     assert requests == []
-
-
-def test_close_while_another_thread_takes_the_last_connection() -> None:
-    class Taken(list[Any]):
-        def pop(self, *_: Any) -> Any:
-            self.clear()
-            return super().pop()
-
-    with Listener(after_request(answer_to, stays=True)) as listener:
-        transport: Any = connect(listener.url, None)
-        ask(transport)
-        transport._connections._idle = Taken(transport._connections._idle)
-        transport.close()
 
 
 def test_a_late_answer_is_nobodys(connected: Connect) -> None:
@@ -331,28 +299,9 @@ def test_large_requests_wait_for_their_windows(connected: Connect) -> None:
         assert sizes == [5 + message.request.ByteSize()] * 8
 
 
-def test_tasks_share_a_connection_and_each_gets_its_answer() -> None:
-    def answer(peer: H2Peer, stream: int, received: bytes) -> None:
-        name = service_pb2.ModelConfigRequest.FromString(received[5:]).name
-        response = service_pb2.ModelConfigResponse(config={"name": name})
-        peer.send(stream, message(response.SerializeToString()))
-
-    async def main(url: str) -> None:
-        transport = connect_async(url, None)
-        asks = [transport.send(transport.codec.ask("model config", f"m{n}"), PATIENCE_S) for n in range(100)]
-        assert [each.config.name for each in await asyncio.gather(*asks)] == [f"m{n}" for n in range(100)]
-        await transport.close()
-
-    with Listener(answering(answer)) as listener:
-        asyncio.run(main(listener.url))
-        assert listener.accepted == 1
-
-
 def test_tasks_on_a_server_that_takes_one_call_at_a_time() -> None:
-    settings = frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1)))
-
     def serve(connection: socket.socket) -> None:
-        connection.sendall(settings)
+        connection.sendall(ONE_AT_A_TIME)
         next_request = requests_of(connection)
         while True:
             stream = next_request()
@@ -378,14 +327,14 @@ def test_room_that_late_calls_leave_is_used() -> None:
             await asyncio.gather(*late, return_exceptions=True)
         await transport.close()
 
-    with Listener(at_once(frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1))))) as listener:
+    with Listener(at_once(ONE_AT_A_TIME)) as listener:
         asyncio.run(main(listener.url))
         assert listener.accepted == 2
 
 
 def test_without_time_nothing_is_sent(connected: Connect) -> None:
     requests: list[int] = []
-    with Listener(after_request(counting(requests), stays=True)) as listener:
+    with Listener(staying(counting(requests))) as listener:
         transport = connected(listener.url)
         ask(transport)
         with pytest.raises(DeadlineExceededError):
@@ -410,14 +359,23 @@ def test_signals_without_end_do_not_move_the_deadline() -> None:
         transport.close()
 
 
-def test_a_client_that_nobody_closes_leaves_no_socket() -> None:
-    with Listener(after_request(answer_to, stays=True)) as listener:
-        transport = connect(listener.url, None)
+def test_a_client_that_nobody_closes_leaves_no_socket_and_close_may_find_none() -> None:
+    class Taken(list[Any]):  # by another thread, meanwhile
+        def pop(self, *_: Any) -> Any:
+            self.clear()
+            return super().pop()
+
+    with Listener(staying(answer_to)) as listener:
+        transport: Any = connect(listener.url, None)
         ask(transport)
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         del transport
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) < before  # noqa: PTH208
+        transport = connect(listener.url, None)
+        ask(transport)
+        transport._connections._idle = Taken(transport._connections._idle)
+        transport.close()
 
 
 def test_a_client_says_what_carries_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:

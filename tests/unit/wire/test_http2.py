@@ -90,15 +90,6 @@ def percent_encoded(text: str) -> str:
     return "".join(chr(byte) if 32 <= byte < 127 and byte != 37 else f"%{byte:02X}" for byte in text.encode())
 
 
-@given(sizes=SPLITS)
-def test_the_second_answer_is_read_like_the_first(sizes: list[int]) -> None:
-    conversation, peer = Http2(), H2Peer(lambda peer, stream, received: peer.send(stream, received))
-    for number in (1, 3, 5, 7):
-        assert conversation.begin(Request(HEAD, bytes([number])), 1) == number
-        talk(conversation, peer, sizes)
-        assert conversation.ended.pop(number) == Reply(0, "", bytes([number]))
-
-
 @given(
     st.lists(st.tuples(st.binary(max_size=9), st.integers(0, 10), st.integers(0, 255), st.integers(0, 4)), max_size=8),
     SPLITS,
@@ -123,12 +114,17 @@ def test_answers_are_taken_one_by_one(answers: list[bytes], sizes: list[int]) ->
     assert (taken, conversation.ended) == (answers, {1: Reply(0, "", b"")})
 
 
-def test_answers_before_an_error_are_taken() -> None:
+def test_answers_before_an_error_are_taken_and_one_to_a_cancelled_call_is_nobodys() -> None:
     taken: list[bytes] = []
     conversation = begun(take=taken.append)
     conversation.receive(OK + frame(0, 0, 1, message(b"") + message(b"more")[:-1]) + END)
     assert taken == [b"answer", b""]
     assert conversation.ended == {1: Reply(13, "the message ends after 8 bytes", b"")}
+    conversation = begun(2)
+    conversation.cancel(1)
+    assert sent_by(conversation) == frame(3, 0, 1, bytes((0, 0, 0, 8)))
+    conversation.receive(of_stream(1) + of_stream(3))
+    assert conversation.ended == {3: Reply(0, "", b"answer")}
 
 
 def begun(calls: int = 1, take: Callable[[bytes], object] | None = None) -> Http2:
@@ -208,11 +204,7 @@ WRONG: dict[str, tuple[bytes, int, str]] = {
     "an end without trailers": (headers(*HEADERS) + frame(0, END_STREAM, 1, message(b"a")), 13, "without a status"),
     "a message longer than it says": (headers(*HEADERS) + frame(0, 0, 1, message(b"") + b"x") + END, 13, "after 6"),
     "one without end": (headers(*HEADERS) + frame(0, 0, 1, message(bytes(9)) + bytes(9000)) * 2, 13, "longer"),
-    "a message shorter than it says": (
-        headers(*HEADERS) + frame(0, 0, 1, message(b"ab")[:-1]) + END,
-        13,
-        "ends after 6",
-    ),
+    "a message shorter than it says": (headers(*HEADERS) + frame(0, 0, 1, message(b"ab")[:-1]) + END, 13, "after 6"),
     "a compressed message": (headers(*HEADERS) + frame(0, 0, 1, b"\x01" + message(b"a")[1:]) + END, 13, "compressed"),
     "a reset": (frame(3, 0, 1, bytes((0, 0, 0, 8))), 1, "RST_STREAM with error code 8"),
     "calm": (frame(3, 0, 1, bytes((0, 0, 0, 11))), 8, "RST_STREAM with error code 11"),
@@ -266,26 +258,28 @@ def test_what_the_rules_allow_is_read(data: bytes) -> None:
         assert not conversation.failure
 
 
-def test_calls_that_a_goodbye_leaves_out_have_not_begun() -> None:
+def test_calls_that_a_goodbye_leaves_out_or_that_are_refused_have_not_begun() -> None:
     conversation = begun(3)
     conversation.receive(frame(7, 0, 0, bytes((0, 0, 0, 3, 0, 0, 0, 0))))
     assert conversation.ended.pop(5) == Unanswered("the server takes no more calls: GOAWAY", may_have_begun=False)
     assert not conversation.has_room
     conversation.receive(of_stream(3) + of_stream(1))
     assert sorted(conversation.ended) == [1, 3]
-
-
-def test_a_refused_call_has_not_begun() -> None:
     conversation = begun()
     conversation.receive(frame(3, 0, 1, bytes((0, 0, 0, 7))))
-    reason = "Received RST_STREAM with error code 7"
-    assert conversation.ended == {1: Unanswered(reason, may_have_begun=False)}
+    assert conversation.ended == {1: Unanswered("Received RST_STREAM with error code 7", may_have_begun=False)}
 
 
-def test_questions_of_the_peer_are_answered() -> None:
+def test_questions_of_the_peer_are_answered_and_what_it_may_send_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     conversation = begun()
     conversation.receive(frame(6, 0, 0, b"12345678") + SETTINGS + frame(6, 1, 0, bytes(8)) + frame(4, 1, 0))
     assert sent_by(conversation) == frame(6, 1, 0, b"12345678") + frame(4, 1, 0)
+    monkeypatch.setattr("shm_backend_utils.client.transports.grpc.http2._REFILL_BYTES", 20_000)
+    conversation = begun(2)
+    data = message(bytes(60_000))[:12_000]
+    conversation.receive(headers(*HEADERS) + frame(0, 0, 1, data) + frame(0, 0, 1, bytes(12_000)) * 2)
+    grown = (36_000).to_bytes(4, "big")
+    assert sent_by(conversation) == frame(8, 0, 0, grown) + frame(8, 0, 1, grown)
 
 
 def test_no_more_calls_at_once_than_the_peer_takes() -> None:
@@ -296,33 +290,11 @@ def test_no_more_calls_at_once_than_the_peer_takes() -> None:
     rooms.append(conversation.has_room)
     conversation.receive(of_stream(1))
     rooms.append(conversation.has_room)
-    assert rooms == [True, False, True]
-
-
-def test_stream_numbers_run_out() -> None:
-    conversation = begun()
-    conversation._next = 2**31 - 1
-    rooms = [conversation.has_room]
+    conversation._next = 2**31 - 1  # the last one
     assert conversation.begin(Request(HEAD, b""), 1) == 2**31 - 1
+    conversation.receive(of_stream(2**31 - 1) + of_stream(3))
     rooms.append(conversation.has_room)
-    assert rooms == [True, False]
-
-
-def test_a_cancelled_call_is_reset_and_its_answer_is_nobodys() -> None:
-    conversation = begun(2)
-    conversation.cancel(1)
-    assert sent_by(conversation) == frame(3, 0, 1, bytes((0, 0, 0, 8)))
-    conversation.receive(of_stream(1) + of_stream(3))
-    assert conversation.ended == {3: Reply(0, "", b"answer")}
-
-
-def test_what_the_peer_may_send_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shm_backend_utils.client.transports.grpc.http2._REFILL_BYTES", 20_000)
-    conversation = begun(2)
-    data = message(bytes(60_000))[:12_000]
-    conversation.receive(headers(*HEADERS) + frame(0, 0, 1, data) + frame(0, 0, 1, bytes(12_000)) * 2)
-    grown = (36_000).to_bytes(4, "big")
-    assert sent_by(conversation) == frame(8, 0, 0, grown) + frame(8, 0, 1, grown)
+    assert rooms == [True, False, True, False]
 
 
 @pytest.mark.parametrize("timeout_s", [1e-6, 0.1, 99.9, 100.0, 86400.0, 1e12])

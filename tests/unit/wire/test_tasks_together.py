@@ -82,9 +82,7 @@ def test_one_that_is_cancelled_before_it_is_sent_costs_the_others_nothing() -> N
     async def main() -> None:
         async with connected() as (connections, peer):
             tasks = [asyncio.ensure_future(exchanged(connections, b"%d" % number)) for number in range(TASKS)]
-            asyncio.get_running_loop().call_soon(
-                tasks[TASKS // 2].cancel
-            )  # before what the tasks have asked to be sent
+            asyncio.get_running_loop().call_soon(tasks[TASKS // 2].cancel)  # before their requests are sent
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             cancelled = [number for number, each in enumerate(outcomes) if isinstance(each, asyncio.CancelledError)]
             assert cancelled == [TASKS // 2]
