@@ -80,8 +80,8 @@ class FakeServer:
         self.compute = compute
         self.orders: list[Order] = []  # every request for inference so far
         # Called with each order: before anything is looked at, when it may raise or wait; and when all is written.
-        self.before: Callable[[Order], None] = lambda order: None
-        self.after: Callable[[Order], None] = lambda order: None
+        self.before: Callable[[Order], object] = lambda order: None
+        self.after: Callable[[Order], object] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
         self._mapped: dict[tuple[str, str], ManagedRegion] = {}
         self._process = os.getpid()

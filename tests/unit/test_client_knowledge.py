@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -20,12 +20,6 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m"), config("fixed", dims="6")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -67,14 +61,9 @@ def test_sizes_that_are_needed_now_and_then_stay_learned(client: ShmClient) -> N
     for number in range(1000):
         count = 600 if number % 100 == 0 else 6
         assert client.infer("m", {"IN0": np.ones(count, np.float32)}).overflowed == {}
-
-
-def test_calls_on_another_path_forget_nothing(client: ShmClient) -> None:
-    inputs = {"IN0": np.ones(600, np.float32)}
-    client.infer("m", inputs)
-    for _ in range(600):
-        client.infer("m", inputs, path="inline")
-    assert client.infer("m", inputs).overflowed == {}
+    for _ in range(600):  # which forgets nothing
+        client.infer("m", {"IN0": X}, path="inline")
+    assert client.infer("m", {"IN0": np.ones(600, np.float32)}).overflowed == {}
 
 
 def test_models_of_different_names_and_versions_are_told_apart(client: ShmClient, server: FakeServer) -> None:
@@ -146,20 +135,15 @@ def test_frames_that_were_larger_than_a_ring_may_be_do_not_close_the_next_stream
             assert received == [0, 1, 2]
 
 
-MANY: Final = 100
+MANY = 100
 
 
-def test_models_that_there_are_not_are_not_kept(client: ShmClient) -> None:
-    for number in range(MANY):
-        with pytest.raises(InferenceError):
-            client.infer(f"nobody's {number}", {"IN0": X})
-    assert core_of(client).known == {}
-
-
-def test_calls_that_do_not_fit_keep_nothing(client: ShmClient) -> None:
+def test_models_that_there_are_not_and_calls_that_do_not_fit_are_not_kept(client: ShmClient) -> None:
     client.infer("m", {"IN0": X})
     (known,) = core_of(client).known.values()
     for number in range(MANY):
+        with pytest.raises(InferenceError):
+            client.infer(f"nobody's {number}", {"IN0": X})
         with pytest.raises(TensorError):
             client.infer("m", {f"IN{number + 1}": X}, outputs={f"OUT{number}": 4})
     assert list(core_of(client).known.values()) == [known]

@@ -102,25 +102,19 @@ def stream(transport: Transport, model: str = "any") -> Generator[Any, None, Non
     return transport.stream(message, PATIENCE_S)
 
 
-def test_what_is_sent_after_the_end(server: HoldingServer, connected: Callable[[], Transport]) -> None:
+def test_what_waits_for_its_answer_and_what_is_sent_after_the_end(
+    server: HoldingServer, connected: Callable[[], Transport]
+) -> None:
     transport = connected()
     ask(transport)
-    transport.close()
-    with CLOSED:
-        ask(transport)
-    if server.url.startswith("grpc"):
-        with CLOSED:
-            next(stream(transport))
-
-
-def test_what_waits_for_its_answer(server: HoldingServer, connected: Callable[[], Transport]) -> None:
-    transport = connected()
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(ask, transport, HELD)
         assert server.holds.wait(PATIENCE_S)
         transport.close()
         with CLOSED:
             answer.result(PATIENCE_S / 2)
+    with CLOSED:
+        ask(transport)
 
 
 @over_grpc
@@ -134,6 +128,8 @@ def test_a_stream_that_waits_for_its_next_answer(server: HoldingServer, connecte
         transport.close()
         with CLOSED:
             answer.result(PATIENCE_S / 2)
+    with CLOSED:
+        next(stream(transport))
 
 
 @pytest.mark.usefixtures("switching_often")
@@ -233,10 +229,8 @@ def service() -> Service:
 
 @pytest.fixture
 def transport(service: Service) -> Iterator[Transport]:
-    with serving(service) as url:
-        transport = connect(url, None)
+    with serving(service) as url, contextlib.closing(connect(url, None)) as transport:
         yield transport
-        transport.close()
 
 
 @contextlib.contextmanager
@@ -267,11 +261,8 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
     assert len(cast(Any, transport)._idle) == (metadata is None)
-
-
-def test_responses_behind_the_last_one_are_nobodys(transport: Transport, service: Service) -> None:
-    service.further = 200
-    assert len(list(answers(transport, "3"))) == 3
+    service.further = 200  # responses behind the last one, which are nobody's
+    assert len(list(answers(transport, "3", metadata))) == 3
     wait_until(lambda: not cast(Any, transport)._streams.used)
 
 
@@ -333,24 +324,20 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
     wait_until(lambda: not cast(Any, transport)._streams.used)
     assert len(list(answers(transport, "2"))) == 2
     assert service.streams[1:] == [["2"]]
-
-
-def test_a_stream_that_ends_before_its_last_response_is_an_error(transport: Transport) -> None:
     with pytest.raises(ServerUnavailableError, match="before its last response"):
         list(answers(transport, ""))
 
 
-def test_a_connection_that_broke_while_it_was_idle_is_not_used(service: Service) -> None:
+def test_a_connection_that_broke_while_it_was_idle_is_not_used_and_a_closed_client_leaves_none(
+    service: Service,
+) -> None:
     with serving(service) as url:
-        transport = connect(url, None)
+        closed, transport = connect(url, None), connect(url, None)
+        list(answers(closed, "1"))
+        closed.close()
+        wait_until(lambda: not service.open)
         list(answers(transport, "1"))
     with pytest.raises(ServerUnavailableError, match="failed to connect"):
         list(answers(transport, "2"))
-    assert service.streams == [["1"]]
+    assert service.streams == [["1"]] * 2
     transport.close()
-
-
-def test_a_closed_client_leaves_no_stream(transport: Transport, service: Service) -> None:
-    list(answers(transport, "1"))
-    transport.close()
-    wait_until(lambda: not service.open)
