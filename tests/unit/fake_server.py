@@ -1,8 +1,4 @@
-"""A server in this process that speaks the protocol: it reads what is in the slot, runs a function, and answers there.
-
-It stands behind a client's transport, so that everything of the client but the network is real. What a request carries
-over the wire :mod:`fake_wires` reads and writes, in the messages of gRPC or HTTP.
-"""
+"""A server in this process behind a client's transport: everything of the client but the network is real."""
 
 from __future__ import annotations
 

@@ -92,12 +92,6 @@ def test_a_token_that_is_not_the_regions_is_refused(session: ShmSession, client:
     (SHM / client.region.segment.key).unlink()
 
 
-def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, client: Client) -> None:
-    for value in range(10):
-        assert answer(session, client, value, value % 2) == ""
-    assert mapped(session) == 1
-
-
 def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession, client: Client) -> None:
     before = descriptors()
     seen: list[int] = []
@@ -233,25 +227,6 @@ def test_another_file_counts_at_once_or_later(session: ShmSession, trusting: Shm
         assert kept(each) == (0, 0, 0)
 
 
-def test_a_name_is_not_trusted_without_an_answer(trusting: ShmSession, server: Server) -> None:
-    server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    server.is_silent = True
-    with pytest.raises(MachineError):
-        resolver_of(trusting).sweep()
-    assert code_of(trusting, named("mine")) == "shm:machine"
-    assert kept(trusting) == (0, 0, 0)
-
-
-def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSession, server: Server) -> None:
-    old = server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    (SHM / old).unlink()
-    new = server.register("mine", 5)
-    assert code_of(trusting, named("mine")) == ""
-    assert output_of(new) == 10
-
-
 def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: ShmSession, server: Server) -> None:
     for number, each in enumerate((trusting, session)):
         key = server.register("mine", 3)
@@ -264,19 +239,28 @@ def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: Shm
         assert kept_file.read_bytes() == before
 
 
-def test_a_name_is_not_used_without_an_answer(session: ShmSession, server: Server) -> None:
-    key = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    before = (SHM / key).read_bytes()
-    server.is_silent = True
-    assert code_of(session, named("mine")) == "shm:machine"
-    assert (SHM / key).read_bytes() == before
-    registry = resolver_of(session).registry
-    (region,) = registry.names.values()
-    assert not region.is_in_use
-    del region
-    server.is_silent = False
-    assert code_of(session, named("mine")) == ""
+def test_a_name_is_neither_trusted_nor_used_without_an_answer_once_its_file_is_gone(
+    trusting: ShmSession, session: ShmSession, server: Server
+) -> None:
+    for each in (trusting, session):
+        key = server.register("mine", 3)
+        assert code_of(each, named("mine")) == ""
+        if each is trusting:
+            (SHM / key).unlink()
+            key = server.register("mine", 5)
+            assert code_of(each, named("mine")) == ""
+            assert output_of(key) == 10
+        before = (SHM / key).read_bytes()
+        server.is_silent = True
+        if each is trusting:
+            with pytest.raises(MachineError):
+                resolver_of(each).sweep()
+        assert code_of(each, named("mine")) == "shm:machine"
+        assert (SHM / key).read_bytes() == before
+        assert kept(each) == ((0, 0, 0) if each is trusting else (1, 1, 1))
+        assert not any(region.is_in_use for region in resolver_of(each).registry.names.values())
+        server.is_silent = False
+        assert code_of(each, named("mine")) == ""
 
 
 def test_a_truncated_file_that_grows_gets_its_memory_back(session: ShmSession, server: Server) -> None:

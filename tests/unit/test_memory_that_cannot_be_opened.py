@@ -38,8 +38,7 @@ from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
 FIELD: Final = "regions[0]"
-NUMBERS: Final = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EMFILE)
-each_number = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+each_number = pytest.mark.parametrize("number", [errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EMFILE])
 
 
 class Place(NamedTuple):
@@ -79,7 +78,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     return Failing(monkeypatch)
 
 
-MAKING: Final[dict[str, tuple[RegionKind, Place]]] = {
+MAKING: Final = {
     "a file": (RegionKind.SYSTEM, Place(os, "open")),
     "the file's owner": (RegionKind.SYSTEM, Place(os, "fchmod")),
     "its space": (RegionKind.SYSTEM, Place(os, "posix_fallocate")),
@@ -92,15 +91,13 @@ MAKING: Final[dict[str, tuple[RegionKind, Place]]] = {
     "a socket's waker": (RegionKind.SEALED, Place(os, "eventfd")),
     "a socket": (RegionKind.SEALED, Place(socket, "socket")),
 }
-each_place = pytest.mark.parametrize("place", MAKING.values(), ids=list(MAKING))
 
 
 @each_number
-@each_place
+@pytest.mark.parametrize(("kind", "at"), MAKING.values(), ids=MAKING)
 def test_memory_that_cannot_be_made_is_an_error_of_the_machine(
-    failing: Failing, place: tuple[RegionKind, Place], number: int
+    failing: Failing, kind: RegionKind, at: Place, number: int
 ) -> None:
-    kind, at = place
     with failing.at(at, number), pytest.raises(NoSharedMemoryError) as raised:
         ManagedRegion.create(1, kind=kind)
     assert failing.has_failed
@@ -112,7 +109,7 @@ def test_memory_that_cannot_be_made_is_an_error_of_the_machine(
     region.close()
 
 
-OPENING: Final[dict[str, tuple[RegionKind, Place]]] = {
+OPENING: Final = {
     "a file": (RegionKind.SYSTEM, Place(os, "open")),
     "its mapping": (RegionKind.SYSTEM, Place(sys.modules["mmap"], "mmap")),
     "a socket": (RegionKind.SEALED, Place(socket, "socket")),
@@ -122,11 +119,10 @@ OPENING: Final[dict[str, tuple[RegionKind, Place]]] = {
 
 
 @each_number
-@pytest.mark.parametrize("place", OPENING.values(), ids=list(OPENING))
+@pytest.mark.parametrize(("kind", "at"), OPENING.values(), ids=OPENING)
 def test_memory_that_cannot_be_opened_is_refused_or_the_machines_fault(
-    failing: Failing, place: tuple[RegionKind, Place], number: int
+    failing: Failing, kind: RegionKind, at: Place, number: int
 ) -> None:
-    kind, at = place
     region = ManagedRegion.create(1, kind=kind)
     named = region.segment.key, region.header.token.hex(), FIELD
     try:
@@ -165,38 +161,29 @@ def segment() -> Iterator[SystemSegment]:
 
 
 @each_number
-@pytest.mark.parametrize("place", OTHERS.values(), ids=list(OTHERS))
+@pytest.mark.parametrize(("work", "at"), OTHERS.values(), ids=OTHERS)
 def test_whatever_opens_something_raises_errors_of_ours(
-    failing: Failing, segment: SystemSegment, place: tuple[Callable[[SystemSegment], object], Place], number: int
+    failing: Failing, segment: SystemSegment, work: Callable[[SystemSegment], object], at: Place, number: int
 ) -> None:
-    work, at = place
     with failing.at(at, number), pytest.raises(ShmError):
         work(segment)
     assert failing.has_failed
 
 
 @each_number
-def test_what_cannot_be_removed_now_is_left_to_the_reaper(failing: Failing, number: int) -> None:
+def test_what_cannot_be_removed_now_is_left_to_the_reaper_nor_is_a_folder_that_cannot_be_read(
+    failing: Failing, segment: SystemSegment, number: int
+) -> None:
     region = ManagedRegion.create(1)
     with failing.at(Place(os, "unlink"), number):
         region.segment.unlink()
         region.close()
         reaper.reap()
+    for name in ("scandir", "open"):
+        with failing.at(Place(os, name), number):
+            assert reaper.reap() == []
     reaper.reap()
     assert not (DEV_SHM / region.segment.key).exists()
-
-
-@each_number
-@pytest.mark.parametrize("name", ["scandir", "open"])
-def test_a_folder_that_cannot_be_looked_through_has_nothing_to_be_reaped(
-    failing: Failing, segment: SystemSegment, name: str, number: int
-) -> None:
-    with failing.at(Place(os, name), number):
-        assert reaper.reap() == []
-
-
-@each_number
-def test_a_folder_that_is_not_there_has_no_room(failing: Failing, number: int) -> None:
     with failing.at(Place(os, "statvfs"), number):
         assert (free_bytes(), total_bytes(), PoolOptions(region="system").budget_bytes(0)) == (0, 0, 0)
 
@@ -210,7 +197,7 @@ PLACES: Final = {
 
 
 @each_number
-@pytest.mark.parametrize("at", PLACES.values(), ids=list(PLACES))
+@pytest.mark.parametrize("at", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("region", ["auto", "system"])
 def test_a_client_takes_another_path_or_says_what_is_wrong(
     failing: Failing, region: RegionName, at: Place, number: int
