@@ -20,9 +20,7 @@ from shm_backend_utils.memory.locks import (
     SharedLease,
     SlotLease,
     borrow,
-    exclude_reapers,
     has_users,
-    hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
     use,
@@ -248,27 +246,6 @@ def borrowed(fd: int) -> SharedLease:
     lease = borrow(fd, SLOT)
     assert lease is not None
     return lease
-
-
-def test_an_owner_is_seen_through_another_description_alone(fd: int, other: int) -> None:
-    assert not is_owner_alive(fd)
-    for _ in range(2):
-        hold_owner_lease(fd)
-        assert not is_owner_alive(fd)
-        assert is_owner_alive(other)
-    with pytest.raises(AssertionError, match="another process holds the lease"):
-        hold_owner_lease(other)
-
-
-def test_one_reaper_excludes_the_next_until_it_is_done_and_is_no_owner(fd: int, other: int) -> None:
-    reaper = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    assert exclude_reapers(reaper)
-    assert not exclude_reapers(other)
-    os.close(reaper)
-    assert exclude_reapers(other)
-    assert not is_owner_alive(fd)
-    hold_owner_lease(fd)
-    assert is_owner_alive(other)
 
 
 def test_leases_and_loans_of_another_process_go_with_it(fd: int, holder: subprocess.Popen[bytes]) -> None:

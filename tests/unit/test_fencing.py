@@ -14,13 +14,10 @@ import pytest
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import BatchSizeError, ShmError, TableError
 from shm_backend_utils.memory.locks import SlotLease
-from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.call.checks import check_rows, check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol import table
-from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, log_lines, message_of
@@ -129,20 +126,6 @@ def test_changes_are_noticed(session: ShmSession, client: Client, monkeypatch: p
     assert client.is_free()
 
 
-@pytest.mark.parametrize("kind", [RegionKind.SYSTEM, RegionKind.SEALED])
-def test_a_wrong_token_is_refused_where_there_is_a_file_and_else_gone(session: ShmSession, kind: RegionKind) -> None:
-    with contextlib.closing(Client(kind=kind)) as client:
-        key = client.region.segment.key
-        parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-        refused, gone = ("INVALID_ARG", "shm:refused"), ("NOT_FOUND", "shm:gone")
-        for named, told in ((key, refused if kind is RegionKind.SYSTEM else gone), ("shmbu-none", gone)):
-            address = str(SlotAddress("m", named, "0" * 32, 0))
-            code, text = answer(session, delivered({**parameters, "shm_slot": address}, ["Y"]))
-            assert (code, text.partition(": ")[0]) == told
-            assert key not in text
-        assert client.region.record(0).started == 0
-
-
 def test_a_slot_of_another_model_is_none_of_this_ones_and_a_slot_and_a_descriptor_are_one_too_many(
     session: ShmSession, client: Client
 ) -> None:
@@ -156,14 +139,6 @@ def test_a_slot_of_another_model_is_none_of_this_ones_and_a_slot_and_a_descripto
     code, text = answer(session, request_of(client, shm_io=said))
     assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:table")
     assert client.is_free()
-
-
-@pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
-def test_many_outputs_that_the_model_does_not_have_are_refused(session: ShmSession, count: int, complaint: str) -> None:
-    client = Client(record_byte_size=1 << 20)
-    said = table.encode(Table({}, {f"O{number}": OutputSpan(0, client.data, 0) for number in range(count)}))
-    assert complaint in refused(session, client, said)
-    client.close()
 
 
 AT = 8192

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from http.client import HTTPException, HTTPSConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -218,7 +217,7 @@ LIST = "/v2/systemsharedmemory/status"
 MINE = Registration("/one", 0, 16)
 
 
-class Server:
+class Server(Listener):
     """Answers as Triton does, over connections that stay open, and notes what it was asked over which."""
 
     def __init__(self) -> None:
@@ -228,25 +227,8 @@ class Server:
         self.spoil: Callable[[bytes], bytes] = lambda answer: answer
         """Changes the whole answer to a question for one name."""
         self.closes = False
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                server.asked.append(self.path)
-                server.clients.append(self.client_address)
-                self.wfile.write(server.answer(self.path))
-                self.close_connection = server.closes or self.close_connection
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        super().__init__(self._serve)
+        self.url = self.url.replace("grpc", "http")
 
     def answer(self, path: str) -> bytes:
         told = [{"name": name, **asdict(found)} for name, found in self.registered.items()]
@@ -258,15 +240,18 @@ class Server:
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         return head + body if path == LIST else self.spoil(head + body)
 
-    def close(self) -> None:
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+    def _serve(self, connection: socket.socket) -> None:
+        while request := connection.recv(4096):
+            self.asked.append(request.split()[1].decode())
+            self.clients.append(connection.getpeername())
+            connection.sendall(self.answer(request.split()[1].decode()))
+            if self.closes:
+                return
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with contextlib.closing(Server()) as server:
+    with Server() as server:
         yield server
 
 
