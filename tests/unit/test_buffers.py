@@ -39,9 +39,7 @@ def pool() -> Iterator[SlotPool]:
 
 
 @pytest.mark.parametrize("goes_with_the_pool", [False, True])
-def test_what_a_request_uses_beside_its_slot_is_kept_until_the_slot_is_free(
-    pool: SlotPool, goes_with_the_pool: bool
-) -> None:
+def test_memory_beside_a_slot_is_kept_until_the_slot_is_free(pool: SlotPool, goes_with_the_pool: bool) -> None:
     region, memory = pool.take_granted(pool.request(NEED, "a test"))
     kept = weakref.ref(beside := np.empty(8))
     region.slots[0].kept = (beside,)
@@ -118,9 +116,7 @@ def test_no_room_to_grow_leaves_nothing(pool: SlotPool, kind: RegionKind, monkey
 
 
 @pytest.mark.parametrize("kind", RegionKind)
-def test_a_pool_that_is_closed_while_a_region_grows_leaves_nothing_and_other_files_alone(
-    pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_closed_while_a_region_grows(pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch) -> None:
     region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     inode, allocate, found = os.fstat(region.fd).st_ino, os.posix_fallocate, list[int]()
 

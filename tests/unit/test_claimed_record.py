@@ -137,9 +137,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("count", "left", "used_beside"), [(24, 13, 0), (80, 100, 16)])
-def test_regions_that_nobody_uses_make_room_for_others_and_what_else_the_model_does(
-    session: ShmSession, count: int, left: int, used_beside: int
-) -> None:
+def test_regions_that_nobody_uses_make_room(session: ShmSession, count: int, left: int, used_beside: int) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(contextlib.closing(Client())) for _ in range(count)]
         with descriptors_left(left):
@@ -210,9 +208,7 @@ class WatchedModel:
 
 
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_model_writes_results_before_completed_in_the_slot_or_the_frame(
-    monkeypatch: pytest.MonkeyPatch, client: Client, slot: int
-) -> None:
+def test_a_model_writes_results_before_completed(monkeypatch: pytest.MonkeyPatch, client: Client, slot: int) -> None:
     model = WatchedModel(client, slot)
     monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", model.record)
     policy: Any = {"model_transaction_policy": {"decoupled": bool(slot)}}

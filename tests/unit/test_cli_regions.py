@@ -89,9 +89,7 @@ def test_the_table_has_a_line_for_a_region_and_json_an_object(region: ManagedReg
     }
 
 
-def test_what_the_dead_left_is_reaped_if_it_is_asked_for_and_the_living_stays(
-    region: ManagedRegion, dead: Path, own_shm: Path, told: Told
-) -> None:
+def test_what_the_dead_left_is_reaped_on_demand(region: ManagedRegion, dead: Path, own_shm: Path, told: Told) -> None:
     advice = "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
     assert told().splitlines()[-1] == advice
     assert dead.exists()
@@ -110,9 +108,7 @@ def test_a_server_tells_under_which_names_a_region_is_registered(region: Managed
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost"])
-def test_a_server_that_does_not_answer_is_reported_and_nothing_reaped(
-    dead: Path, wrong: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_answer_nothing_is_reaped(dead: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["regions", "--reap", "--url", wrong]) == 1
     output = capsys.readouterr()
     why = f"{wrong}: the server's HTTP endpoint, which lists registered regions, does not answer"
@@ -133,9 +129,7 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
-def test_names_are_printed_without_what_a_terminal_obeys(
-    own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_names_command_no_terminal(own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     (own_shm / name).write_bytes(region_bytes())
     (own_shm / f"{POOL}\x1b[31mred").touch()
     registered = {f"{name} as": Registration(f"/{name}", 0, len(region_bytes()))}

@@ -141,9 +141,7 @@ def test_what_is_cleaned_up_is_cleaned_up_first(number: signal.Signals) -> None:
 
 
 @pytest.mark.usefixtures("_raising")
-def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_a_server_for_a_while_removes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[str] = []
     really_remove = shutil.rmtree
 

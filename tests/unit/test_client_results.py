@@ -80,9 +80,7 @@ def read(
 @pytest.mark.parametrize(
     ("second", "are_apart"), [((4096, 6), False), ((4104, 4), False), ((4120, 6), True), ((4096, 0), True)]
 )
-def test_outputs_never_share_memory_with_each_other_nor_copies_with_the_region(
-    memory: npt.NDArray[np.uint8], second: tuple[int, int], are_apart: bool
-) -> None:
+def test_outputs_never_share_memory(memory: npt.NDArray[np.uint8], second: tuple[int, int], are_apart: bool) -> None:
     spans = {"A": (4096, 6), "B": second}
     places = [OutputPlace(name, FP32, (size,), 0, at, 4 * size, False) for name, (at, size) in spans.items()]
     result = read(places, memory)
@@ -109,9 +107,7 @@ def test_an_output_is_where_it_was_written(memory: npt.NDArray[np.uint8], gpu: G
     assert one["X"].address == one["Y"].address == gpu.address + 1024, "one memory is left so on a GPU"
 
 
-def test_strings_on_a_gpu_and_an_output_that_is_nowhere_are_the_peers_fault(
-    memory: npt.NDArray[np.uint8], gpu: GpuBuffer
-) -> None:
+def test_strings_on_a_gpu_and_no_output_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: GpuBuffer) -> None:
     with pytest.raises(PeerError, match="X, which are strings, on a GPU"):
         read([OutputPlace("X", dtypes.BYTES, (1,), 1, 1024, 24, False)], memory, devices=[gpu])
     with pytest.raises(PeerError, match="break the protocol: LABELS, which the response lacks"):
@@ -227,9 +223,7 @@ def test_strings_are_bytes_objects(memory: npt.NDArray[np.uint8], encoded: bytes
     [(ENCODED, [4]), (struct.pack("<i", -4) + b"four", [1]), (b"", []), (b"", [0, 2**62, 2**62])],
     ids=["one more than there are", "a negative length", "nothing, without dimensions", "a shape that no array has"],
 )
-def test_strings_that_are_not_what_the_results_say_are_the_peers_fault(
-    memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int]
-) -> None:
+def test_lying_strings_are_the_peers_fault(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int]) -> None:
     for make in (functools.partial(written_by_a_model, memory), overflowed):
         with pytest.raises(PeerError, match="the model's results break the protocol: .*; install the same release"):
             make(encoded, shape)

@@ -102,9 +102,7 @@ def stream(transport: Transport, model: str = "any") -> Generator[Any, None, Non
     return transport.stream(message, PATIENCE_S)
 
 
-def test_what_waits_for_its_answer_and_what_is_sent_after_the_end(
-    server: HoldingServer, connected: Callable[[], Transport]
-) -> None:
+def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connected: Callable[[], Transport]) -> None:
     transport = connected()
     ask(transport)
     with ThreadPoolExecutor(1) as thread:
@@ -328,9 +326,7 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
         list(answers(transport, ""))
 
 
-def test_a_connection_that_broke_while_it_was_idle_is_not_used_and_a_closed_client_leaves_none(
-    service: Service,
-) -> None:
+def test_a_connection_that_broke_while_idle_is_not_used_and_a_closed_client_leaves_none(service: Service) -> None:
     with serving(service) as url:
         closed, transport = connect(url, None), connect(url, None)
         list(answers(closed, "1"))

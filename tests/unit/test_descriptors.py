@@ -169,9 +169,7 @@ def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: st
     assert descriptors() == before
 
 
-def test_a_segment_whose_maker_is_interrupted_when_it_has_its_name_loses_it_while_the_interrupt_lives(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_loses_its_name_with_its_makers_interrupt(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give_name = segment_module._give_name
 
     def give_and_interrupt(fd: int, key: str) -> None:

@@ -77,9 +77,7 @@ def test_slots_whose_locks_are_held_are_refused_at_once(session: ShmSession, cli
     client.region.lease(0).give_back()
 
 
-def test_a_request_that_comes_twice_while_it_is_executed_or_later_is_told_so(
-    session: ShmSession, client: Client
-) -> None:
+def test_a_request_that_comes_twice_at_once_or_later_is_told_so(session: ShmSession, client: Client) -> None:
     request = request_of(client)
     told: list[tuple[str, str]] = []
 
@@ -93,9 +91,7 @@ def test_a_request_that_comes_twice_while_it_is_executed_or_later_is_told_so(
     assert (client.is_over(), client.has_results()) == (True, True)
 
 
-def test_a_request_of_another_generation_is_stale_and_takes_no_lease(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_request_takes_no_lease(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(SlotLease, "take")
     for _ in range(2):
         request_of(client)
@@ -126,9 +122,7 @@ def test_changes_are_noticed(session: ShmSession, client: Client, monkeypatch: p
     assert client.is_free()
 
 
-def test_a_slot_of_another_model_is_none_of_this_ones_and_a_slot_and_a_descriptor_are_one_too_many(
-    session: ShmSession, client: Client
-) -> None:
+def test_a_slot_of_another_model_or_beside_a_descriptor_is_none(session: ShmSession, client: Client) -> None:
     other = Client("another")
     assert answer(session, request_of(other))[1] == (
         "shm:missing: the request has no input 'X', which the model needs; its shm_slot is for another model"
@@ -170,9 +164,7 @@ def test_a_table_of_tensors_that_cannot_be_is_refused(
     assert re.match(complaint, refused(session, client, Table(inputs, outputs)))
 
 
-def test_the_lease_is_held_until_the_end_and_a_slot_returns_with_its_results(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_returns_with_its_results(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gets the lease reads the results, or begins the next request over them."""
     give_back, record, seen = SlotLease.give_back, client.region.record(0), []
 

@@ -311,9 +311,7 @@ def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, end
     assert server.asked == [ONE] * 3
 
 
-def test_a_late_answer_or_one_that_nobody_asked_for_is_not_taken_for_the_next_one(
-    server: Server, endpoint: StatusEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_is_no_other_ones(server: Server, endpoint: StatusEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     old, two = server.answer(ONE), Registration("/two", 4, 12)
     server.spoil = lambda answer: answer + old
     find(endpoint, "mine")

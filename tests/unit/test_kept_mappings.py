@@ -239,9 +239,7 @@ def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: Shm
         assert kept_file.read_bytes() == before
 
 
-def test_a_name_is_neither_trusted_nor_used_without_an_answer_once_its_file_is_gone(
-    trusting: ShmSession, session: ShmSession, server: Server
-) -> None:
+def test_a_name_is_not_trusted_without_an_answer(trusting: ShmSession, session: ShmSession, server: Server) -> None:
     for each in (trusting, session):
         key = server.register("mine", 3)
         assert code_of(each, named("mine")) == ""

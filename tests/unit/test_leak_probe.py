@@ -96,9 +96,7 @@ LEAKS: dict[Callable[[ExitStack], None], str] = {
 
 
 @pytest.mark.parametrize("leak", LEAKS, ids=range(6))
-def test_each_kind_of_growth_of_this_process_fails_if_it_is_not_given_back(
-    leak: Callable[[ExitStack], None], stack: ExitStack
-) -> None:
+def test_each_kind_of_growth_fails_unless_it_is_given_back(leak: Callable[[ExitStack], None], stack: ExitStack) -> None:
     message = f"^shared memory was left behind: (.*; )?{LEAKS[leak]}: 1 more$"
     with pytest.raises(AssertionError, match=message), ShmLeakProbe(pool_prefix=None):
         leak(stack)

@@ -95,9 +95,7 @@ MAKING: Final = {
 
 @each_number
 @pytest.mark.parametrize(("kind", "at"), MAKING.values(), ids=MAKING)
-def test_memory_that_cannot_be_made_is_an_error_of_the_machine(
-    failing: Failing, kind: RegionKind, at: Place, number: int
-) -> None:
+def test_what_cannot_be_made_is_the_machines_fault(failing: Failing, kind: RegionKind, at: Place, number: int) -> None:
     with failing.at(at, number), pytest.raises(NoSharedMemoryError) as raised:
         ManagedRegion.create(1, kind=kind)
     assert failing.has_failed
@@ -120,9 +118,7 @@ OPENING: Final = {
 
 @each_number
 @pytest.mark.parametrize(("kind", "at"), OPENING.values(), ids=OPENING)
-def test_memory_that_cannot_be_opened_is_refused_or_the_machines_fault(
-    failing: Failing, kind: RegionKind, at: Place, number: int
-) -> None:
+def test_what_cannot_be_opened_is_refused_or_told(failing: Failing, kind: RegionKind, at: Place, number: int) -> None:
     region = ManagedRegion.create(1, kind=kind)
     named = region.segment.key, region.header.token.hex(), FIELD
     try:
@@ -171,9 +167,7 @@ def test_whatever_opens_something_raises_errors_of_ours(
 
 
 @each_number
-def test_what_cannot_be_removed_now_is_left_to_the_reaper_nor_is_a_folder_that_cannot_be_read(
-    failing: Failing, segment: SystemSegment, number: int
-) -> None:
+def test_what_cannot_be_removed_is_left_to_the_reaper(failing: Failing, segment: SystemSegment, number: int) -> None:
     region = ManagedRegion.create(1)
     with failing.at(Place(os, "unlink"), number):
         region.segment.unlink()
@@ -199,9 +193,7 @@ PLACES: Final = {
 @each_number
 @pytest.mark.parametrize("at", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("region", ["auto", "system"])
-def test_a_client_takes_another_path_or_says_what_is_wrong(
-    failing: Failing, region: RegionName, at: Place, number: int
-) -> None:
+def test_a_client_takes_another_path_or_says_why(failing: Failing, region: RegionName, at: Place, number: int) -> None:
     def infer(client: ShmClient, path: Any) -> str:
         with client.infer("m", {"IN0": X}, path=path) as result:
             np.testing.assert_array_equal(result["OUT0"], 2 * X)

@@ -195,9 +195,7 @@ def session(cuda: CudaRuntime, metrics: Any, monkeypatch: pytest.MonkeyPatch) ->
         yield session
 
 
-def test_what_is_copied_counts_as_such_and_a_call_that_fails_is_a_refusal(
-    session: ShmSession, metrics: Told, client: Client
-) -> None:
+def test_what_is_copied_and_calls_that_fail_are_counted(session: ShmSession, metrics: Told, client: Client) -> None:
     def infer(call: Call) -> None:
         call.put("Y", np.ones(4, np.float32))
         call.put("Z", np.ones(2, np.float32))

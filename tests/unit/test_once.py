@@ -59,9 +59,7 @@ def outcome_of(call: Steps[Any], sent: Any) -> Any:
 
 
 @pytest.mark.parametrize("error", [out_of_time("it waited"), KeyboardInterrupt(), asyncio.CancelledError(), None])
-def test_where_the_one_who_searches_is_broken_off_another_one_does(
-    callers: list[Steps[str]], error: BaseException | None
-) -> None:
+def test_where_who_searches_is_broken_off_another_does(callers: list[Steps[str]], error: BaseException | None) -> None:
     first, second, third = callers
     next(first)
     waits = future_in(next(second)), future_in(next(third))
