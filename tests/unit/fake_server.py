@@ -70,7 +70,7 @@ def config(name: str, *, dims: str = "-1", dtype: str = "TYPE_FP32", count: int 
     }
 
 
-class FakeServer:
+class FakeServer(contextlib.AbstractContextManager["FakeServer"]):
     def __init__(self, *configs: dict[str, Any], compute: Compute = doubled) -> None:
         self.configs = {each["name"]: each for each in configs}  # which a test may change
         self.compute = compute
@@ -151,9 +151,6 @@ class FakeServer:
             region.close()
         for segment in self.registered.values():
             segment.close()
-
-    def __enter__(self) -> FakeServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -23,7 +22,7 @@ from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport, connect, connect_async
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
-from tests.unit.answering_server import HELD, HoldingServer, holding_server
+from tests.unit.answering_server import HELD, HoldingServer, holding_server, serving_grpc
 from tests.unit.gpu.fakes import wait_until
 
 PATIENCE_S = 20.0
@@ -227,21 +226,8 @@ def service() -> Service:
 
 @pytest.fixture
 def transport(service: Service) -> Iterator[Transport]:
-    with serving(service) as url, contextlib.closing(connect(url, None)) as transport:
+    with serving_grpc(service) as url, contextlib.closing(connect(url, None)) as transport:
         yield transport
-
-
-@contextlib.contextmanager
-def serving(service: Service, *options: tuple[str, int]) -> Iterator[str]:
-    with ThreadPoolExecutor(16) as threads:
-        server = grpc.server(threads, options=options)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield f"grpc://127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
 
 
 def answers(transport: Transport, name: str, metadata: Any = None, slot: str = "slot") -> Any:
@@ -285,7 +271,7 @@ def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(transport: 
 def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, slot: str) -> None:
     service.content = bytes(2**20)
     options = ("grpc.keepalive_time_ms", 7_200_000), ("grpc.keepalive_timeout_ms", 1000)  # Triton has these, and 20 s
-    with serving(service, *options) as url, contextlib.closing(connect(url, None)) as transport:
+    with serving_grpc(service, *options) as url, contextlib.closing(connect(url, None)) as transport:
         taken = answers(transport, "40", slot=slot)
         next(taken)
         time.sleep(4.0)
@@ -327,7 +313,7 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
 
 
 def test_a_connection_that_broke_while_idle_is_not_used_and_a_closed_client_leaves_none(service: Service) -> None:
-    with serving(service) as url:
+    with serving_grpc(service) as url:
         closed, transport = connect(url, None), connect(url, None)
         list(answers(closed, "1"))
         closed.close()
