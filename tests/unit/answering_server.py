@@ -22,8 +22,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iterator[str]:
-    """Serve until the block ends, at a free port if none is given: a path has a status and a body. Yield the URL."""
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """Serve until the block ends: a path has a status and a body. Yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,7 +41,7 @@ def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iter
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    with _Server(("127.0.0.1", port), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

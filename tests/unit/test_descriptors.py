@@ -21,6 +21,7 @@ from shm_backend_utils.memory.locks import (
     SlotLease,
     borrow,
     has_users,
+    hold_owner_lease,
     is_owner_alive,
     is_slot_in_use,
     use,
@@ -249,6 +250,8 @@ def borrowed(fd: int) -> SharedLease:
 def test_leases_and_loans_of_another_process_go_with_it(fd: int, holder: subprocess.Popen[bytes]) -> None:
     lease, lent = SlotLease(fd, SLOT), SlotLease(fd, RECORDS[2])
     assert is_owner_alive(fd)
+    with pytest.raises(AssertionError, match="another process holds the lease"):
+        hold_owner_lease(fd)
     assert is_slot_in_use(fd, SLOT)
     assert not lease.take()
     assert not lent.take_back()

@@ -99,6 +99,9 @@ def test_a_stale_request_takes_no_lease(session: ShmSession, client: Client, mon
         request = delivered({"shm_slot": client.address(), "shm_generation": generation}, ["Y"])
         code, text = answer(session, request)
         assert (code, text[:11]) == ("CANCELLED", "shm:stale: ")
+    for wrong in (0, 1.0, True, "1", None):
+        code, text = answer(session, delivered({"shm_slot": client.address(), "shm_generation": wrong}, ["Y"]))
+        assert (code, "shm_generation: found" in text) == ("INVALID_ARG", True)
     assert client.region.record(0).started == 0
     assert client.is_free()
 

@@ -116,7 +116,7 @@ def test_new_memory_is_in_the_page_tables_at_once_only_if_asked_for(prefault: bo
         assert file.st_mode & 0o777 == 0o660, "who may open it is as the options say"
 
 
-def test_a_region_is_at_most_an_eighth_or_a_page_larger_than_asked_for_and_may_have_the_whole_budget() -> None:
+def test_a_region_is_at_most_an_eighth_or_a_page_larger_than_asked_for_if_the_budget_has_it() -> None:
     for byte_size in (1, PAGE_SIZE, PAGE_SIZE + 1, 300_000, MEBIBYTE, MEBIBYTE + 1):
         with pool_of(4 * MEBIBYTE) as pool:
             region = used(pool, byte_size)
@@ -124,9 +124,6 @@ def test_a_region_is_at_most_an_eighth_or_a_page_larger_than_asked_for_and_may_h
     for budget in (REGION, MEBIBYTE, 317 * PAGE_SIZE):
         with pool_of(budget) as pool:
             assert used(pool, budget - data_offset(1, PAGE_SIZE)).byte_size == budget
-
-
-def test_a_region_has_room_for_similar_calls_if_the_budget_has_it() -> None:
     need = Need(MEBIBYTE - 2 * PAGE_SIZE)
     for budget, pages_less in ((region_size(need), 0), (region_size(need) - PAGE_SIZE, 2)):
         with pool_of(budget) as pool:
