@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-__all__ = ["HELD", "HoldingServer", "answering", "holding_server", "telling_registrations"]
+__all__ = ["HELD", "HoldingServer", "answering", "holding_server", "serving_grpc", "telling_registrations"]
 
 
 class _Server(ThreadingHTTPServer):
@@ -22,8 +22,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iterator[str]:
-    """Serve until the block ends, at a free port if none is given: a path has a status and a body. Yield the URL."""
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """Serve until the block ends: a path has a status and a body. Yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,7 +41,7 @@ def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iter
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    with _Server(("127.0.0.1", port), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -86,8 +86,18 @@ class HoldingServer:
 
 @contextmanager
 def holding_server(protocol: str) -> Iterator[HoldingServer]:
-    with _grpc_server() if protocol == "grpc" else _http_server() as server:
-        yield server
+    server = HoldingServer()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        if path == f"/v2/models/{HELD}/config":
+            server.hold()
+        return 200, b"{}"
+
+    with serving_grpc(_Service(server)) if protocol == "grpc" else answering(answer) as server.url:
+        try:
+            yield server
+        finally:
+            server.let_go()
 
 
 class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
@@ -111,31 +121,13 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
 
 @contextmanager
-def _grpc_server() -> Iterator[HoldingServer]:
-    server = HoldingServer()
+def serving_grpc(service: Any, *options: tuple[str, int]) -> Iterator[str]:
     with ThreadPoolExecutor(16) as threads:
-        inner = grpc.server(threads)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Service(server), inner)
-        server.url = f"grpc://127.0.0.1:{inner.add_insecure_port('127.0.0.1:0')}"
-        inner.start()
+        server = grpc.server(threads, options=options)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
         try:
-            yield server
+            yield f"grpc://127.0.0.1:{port}"
         finally:
-            server.let_go()
-            inner.stop(None).wait()
-
-
-@contextmanager
-def _http_server() -> Iterator[HoldingServer]:
-    server = HoldingServer()
-
-    def answer(path: str) -> tuple[int, bytes]:
-        if path == f"/v2/models/{HELD}/config":
-            server.hold()
-        return 200, b"{}"
-
-    with answering(answer) as server.url:
-        try:
-            yield server
-        finally:
-            server.let_go()
+            server.stop(None).wait()

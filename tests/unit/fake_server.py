@@ -1,8 +1,4 @@
-"""A server in this process that speaks the protocol: it reads what is in the slot, runs a function, and answers there.
-
-It stands behind a client's transport, so that everything of the client but the network is real. What a request carries
-over the wire :mod:`fake_wires` reads and writes, in the messages of gRPC or HTTP.
-"""
+"""A server in this process behind a client's transport: everything of the client but the network is real."""
 
 from __future__ import annotations
 
@@ -74,14 +70,14 @@ def config(name: str, *, dims: str = "-1", dtype: str = "TYPE_FP32", count: int 
     }
 
 
-class FakeServer:
+class FakeServer(contextlib.AbstractContextManager["FakeServer"]):
     def __init__(self, *configs: dict[str, Any], compute: Compute = doubled) -> None:
         self.configs = {each["name"]: each for each in configs}  # which a test may change
         self.compute = compute
         self.orders: list[Order] = []  # every request for inference so far
         # Called with each order: before anything is looked at, when it may raise or wait; and when all is written.
-        self.before: Callable[[Order], None] = lambda order: None
-        self.after: Callable[[Order], None] = lambda order: None
+        self.before: Callable[[Order], object] = lambda order: None
+        self.after: Callable[[Order], object] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
         self._mapped: dict[tuple[str, str], ManagedRegion] = {}
         self._process = os.getpid()
@@ -155,9 +151,6 @@ class FakeServer:
             region.close()
         for segment in self.registered.values():
             segment.close()
-
-    def __enter__(self) -> FakeServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,28 +36,24 @@ X = np.arange(6, dtype=np.float32)
 LONG_S = 10.0
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-@pytest.mark.parametrize("body", [b"<html>Gateway Timeout</html>", b'{"message": "timeout"}', b""], ids=repr)
-def test_a_gateways_answer_says_nothing_of_the_request(status: int, body: bytes) -> None:
-    error = Answer(status, {}, body).error("http://localhost")
-    assert isinstance(error, ConnectionLostError)
-    assert not is_answer(error)
-    assert error.status() == str(status)
-    assert b"html" not in body or "Gateway Timeout" in str(error), "its page is shown"
-
-
-def test_what_triton_says_is_its_answer() -> None:
+@pytest.mark.parametrize("body", [b"<html>Gateway Timeout</html>", b'{"message": "timeout"}', b""])
+def test_a_gateways_answer_says_nothing_of_the_request_and_tritons_is_one(body: bytes) -> None:
+    for status in (502, 503, 504):
+        error = Answer(status, {}, body).error("http://localhost")
+        assert isinstance(error, ConnectionLostError)
+        assert not is_answer(error)
+        assert error.status() == str(status)
+        assert b"html" not in body or "Gateway Timeout" in str(error), "its page is shown"
     for status in (400, 404, 413, 500, 503):
         error = Answer(status, {}, b"" if status == 413 else b'{"error": "not ready"}').error("http://localhost")
         assert error is not None
         assert is_answer(error)
 
 
-@pytest.mark.parametrize(
-    "text", ["Received http2 header with status: 504", "upstream request timeout", "upstream connect error or reset"]
-)
-def test_a_proxys_answer_over_grpc_says_nothing_of_the_request(text: str) -> None:
-    assert isinstance(translated("StatusCode.UNAVAILABLE", text, "grpc://localhost"), ServerUnavailableError)
+def test_a_proxys_answer_over_grpc_says_nothing_of_the_request() -> None:
+    said = ["Received http2 header with status: 504", "upstream request timeout", "upstream connect error or reset"]
+    for text in said:
+        assert isinstance(translated("StatusCode.UNAVAILABLE", text, "grpc://localhost"), ServerUnavailableError)
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
 
 
@@ -102,15 +99,9 @@ def test_an_output_that_the_model_has_no_more_is_missed_once(server: FakeServer)
         server.configs["m"] = {**config("m", count=2), "output": config("m")["output"]}
         server.compute = lambda order, inputs: {"OUT0": inputs["IN0"]}
         assert outcomes(client, IN0=X, IN1=X) == ["PeerError", "direct"]
-
-
-def test_an_output_that_an_answer_in_band_lacks_is_missed() -> None:
-    with (
-        FakeServer(config("m"), compute=lambda *_: {}) as server,
-        client_of(server) as client,
-        pytest.raises(PeerError, match="model 'm' answered without output 'OUT0'"),
-    ):
-        client.infer("m", {"IN0": X}, path="inline")
+        server.compute = lambda *_: {}
+        with pytest.raises(PeerError, match="model 'm' answered without output 'OUT0'"):
+            client.infer("m", {"IN0": X}, path="inline")
 
 
 def test_a_stream_may_end_in_the_garbage_collector_wherever_that_runs() -> None:
@@ -214,36 +205,33 @@ def start_and_refuse(order: Order) -> None:
     busy(order)
 
 
-ENDS: list[tuple[Callable[[Order], None], dict[str, float], int]] = [
-    (busy, {}, 4),
-    (start_and_refuse, {}, 1),
-    (refuse_late, {"timeout_s": 0.05}, 1),
+def refusing(said: str) -> Callable[[Order], None]:
+    def refuse(_: Order) -> None:
+        raise InferenceError(said, "StatusCode.CANCELLED")
+
+    return refuse
+
+
+GIVEN_UP = refusal(StaleRequestError("the client has given it up"))
+ENDS: list[tuple[Callable[[Order], None], str, int]] = [
+    (busy, "shm:busy: ", 4),
+    (start_and_refuse, "shm:busy: ", 1),
+    *((refusing(said), said, 1) for said in ("the model has no time", GIVEN_UP)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("infer", "before", "named", "count"),
-    [(infer_prepared, *end) for end in ENDS] + [(infer, *end) for end in ENDS[:2]],
+    ("infer", "before", "said", "count"),
+    [(infer, *end) for infer in (infer_prepared, infer) for end in ENDS]
+    + [(partial(infer_prepared, timeout_s=0.05), refuse_late, "shm:busy: ", 1)],
 )
-def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
-    server: FakeServer, infer: Callable[..., object], before: Callable[[Order], None], named: Any, count: int
+def test_a_call_is_not_sent_again_for_ever_too_late_when_it_has_begun_or_was_refused(
+    server: FakeServer, infer: Callable[..., object], before: Callable[[Order], None], said: str, count: int
 ) -> None:
     server.before = before
-    with pytest.raises(InferenceError, match="shm:busy: "):
-        infer(server, **named)
-    assert len(server.orders) == count
-
-
-@pytest.mark.parametrize("infer", [infer_prepared, infer])
-@pytest.mark.parametrize("said", ["the model has no time", refusal(StaleRequestError("the client has given it up"))])
-def test_another_refusal_is_not_sent_again(server: FakeServer, infer: Callable[..., object], said: str) -> None:
-    def refuse(_: Order) -> None:
-        raise InferenceError(said, "StatusCode.CANCELLED")
-
-    server.before = refuse
     with pytest.raises(InferenceError, match=said):
         infer(server)
-    assert len(server.orders) == 1
+    assert len(server.orders) == count
 
 
 def with_paths(paths: str) -> dict[str, Any]:
@@ -332,24 +320,15 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
             next(stream)
 
 
-@pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
+@pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall, short])
 def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     with client_of(server, inline_bytes=0) as client:
-        monkeypatch.setattr(kind, "write", lambda *_: client.close())
-        with pytest.raises(ClosedError, match="this client"):
-            client.infer("m", {"IN0": X}, path=kind.path)
-    assert server.orders == []
-
-
-def test_a_client_that_closes_sends_nothing_on_the_short_way(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with client_of(server, inline_bytes=0) as client:
-        client.infer("m", {"IN0": X})
-        monkeypatch.setattr(short, "assemble", lambda *_: client.close())
-        with pytest.raises(ClosedError, match="this client"):
+        if kind is short:  # which calls are once the model is known
             client.infer("m", {"IN0": X})
-    assert len(server.orders) == 1
+        monkeypatch.setattr(kind, "assemble" if kind is short else "write", lambda *_: client.close())
+        with pytest.raises(ClosedError, match="this client"):
+            client.infer("m", {"IN0": X}, path="auto" if kind is short else kind.path)
+    assert len(server.orders) == (kind is short)
 
 
 @pytest.mark.parametrize("moment", ["before", "between two inputs"])

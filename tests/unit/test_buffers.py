@@ -38,28 +38,19 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def test_what_a_request_uses_beside_its_slot_is_kept_until_the_slot_is_free(pool: SlotPool) -> None:
-    region, memory = pool.take_granted(pool.request(NEED, "a test"))
-    kept = [weakref.ref(beside := np.empty(8))]
-    region.slots[0].kept = (beside,)
-    region.slots[0].begin(b"")
-    model = open_region(region.key, region.token, "region")
-    assert model.lease(0).take()
-    del beside, memory
-    assert (pool.status.held, pool.status.quarantined, kept[0]() is None) == (0, 1, False)
-    model.lease(0).give_back()
-    model.close()
-    assert (pool.status.quarantined, pool.status.idle, kept[0]() is None) == (0, 1, True)
-
-
-def test_it_goes_with_the_pool(pool: SlotPool) -> None:
+@pytest.mark.parametrize("goes_with_the_pool", [False, True])
+def test_memory_beside_a_slot_is_kept_until_the_slot_is_free(pool: SlotPool, goes_with_the_pool: bool) -> None:
     region, memory = pool.take_granted(pool.request(NEED, "a test"))
     kept = weakref.ref(beside := np.empty(8))
     region.slots[0].kept = (beside,)
     region.slots[0].begin(b"")
-    del beside, memory
-    pool.close()
-    assert kept() is None
+    with contextlib.closing(open_region(region.key, region.token, "region")) as model:
+        assert model.lease(0).take()
+        del beside, memory
+        assert (pool.status.held, pool.status.quarantined, kept() is None) == (0, 1, False)
+        if goes_with_the_pool:
+            pool.close()
+    assert (pool.status.quarantined, pool.status.idle, kept() is None) == (0, not goes_with_the_pool, True)
 
 
 @pytest.mark.parametrize("kind", RegionKind)
@@ -125,9 +116,7 @@ def test_no_room_to_grow_leaves_nothing(pool: SlotPool, kind: RegionKind, monkey
 
 
 @pytest.mark.parametrize("kind", RegionKind)
-def test_a_pool_that_is_closed_while_a_region_grows_leaves_nothing_and_other_files_alone(
-    pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_closed_while_a_region_grows(pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch) -> None:
     region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     inode, allocate, found = os.fstat(region.fd).st_ino, os.posix_fallocate, list[int]()
 
@@ -186,9 +175,6 @@ def test_who_cannot_have_one_at_once_is_in_nobodys_way(pool: SlotPool, caplog: p
     pool.withdraw(waiter)
     del memory
     assert pool.request_at_once(Need(2**15), "another") is not None
-
-
-def test_what_never_can_be_is_an_error_as_ever(pool: SlotPool) -> None:
     with pytest.raises(BudgetError):
         pool.request_at_once(Need(2**17), "a test")
     pool.close()

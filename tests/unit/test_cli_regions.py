@@ -63,10 +63,16 @@ def line_of(region: ManagedRegion, output: str) -> str:
 def object_with(output: str, **fields: object) -> dict[str, Any]:
     objects: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
     (found,) = [each for each in objects if fields.items() <= each.items()]
+    assert found.pop("age_s", 0) >= 0
     return found
 
 
-def test_the_table_has_a_line_for_a_region(region: ManagedRegion, told: Told) -> None:
+def of_both_kinds(kind: str, region: ManagedRegion, slots_in_use: int = 0) -> dict[str, Any]:
+    owner = {"byte_size": region.header.byte_size, "uid": os.geteuid(), "is_owner_alive": True}
+    return {"kind": kind, **owner, "slot_count": 3, "slots_in_use": slots_in_use}
+
+
+def test_the_table_has_a_line_for_a_region_and_json_an_object(region: ManagedRegion, told: Told) -> None:
     output = told()
     header, *_, summary = output.splitlines()
     assert header.split() == ["REGION", "SIZE", "USER", "OWNER", "AGE", "IN", "USE", "REGISTERED", "AS"]
@@ -76,26 +82,14 @@ def test_the_table_has_a_line_for_a_region(region: ManagedRegion, told: Told) ->
     assert summary == "1 region in /dev/shm, 0 with a dead owner"
     assert region.lease(2).take()
     assert " 1/3 " in line_of(region, told())
-
-
-def test_json_has_an_object_for_a_region(region: ManagedRegion, told: Told) -> None:
-    found = object_with(told("--json"), key=region.segment.key)
-    assert found.pop("age_s") >= 0
-    assert found == {
-        "kind": "system",
+    assert object_with(told("--json"), key=region.segment.key) == {
+        **of_both_kinds("system", region, slots_in_use=1),
         "key": region.segment.key,
-        "byte_size": region.header.byte_size,
-        "uid": os.geteuid(),
-        "is_owner_alive": True,
-        "slot_count": 3,
-        "slots_in_use": 0,
         "registered_as": [],
     }
 
 
-def test_what_the_dead_left_is_reaped_if_it_is_asked_for_and_the_living_stays(
-    region: ManagedRegion, dead: Path, own_shm: Path, told: Told
-) -> None:
+def test_what_the_dead_left_is_reaped_on_demand(region: ManagedRegion, dead: Path, own_shm: Path, told: Told) -> None:
     advice = "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
     assert told().splitlines()[-1] == advice
     assert dead.exists()
@@ -114,9 +108,7 @@ def test_a_server_tells_under_which_names_a_region_is_registered(region: Managed
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost"])
-def test_a_server_that_does_not_answer_is_reported_and_nothing_reaped(
-    dead: Path, wrong: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_answer_nothing_is_reaped(dead: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["regions", "--reap", "--url", wrong]) == 1
     output = capsys.readouterr()
     why = f"{wrong}: the server's HTTP endpoint, which lists registered regions, does not answer"
@@ -137,9 +129,7 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
-def test_names_are_printed_without_what_a_terminal_obeys(
-    own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_names_command_no_terminal(own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     (own_shm / name).write_bytes(region_bytes())
     (own_shm / f"{POOL}\x1b[31mred").touch()
     registered = {f"{name} as": Registration(f"/{name}", 0, len(region_bytes()))}
@@ -151,7 +141,7 @@ def test_names_are_printed_without_what_a_terminal_obeys(
 
 
 @pytest.mark.parametrize("odd", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
-@pytest.mark.parametrize("line", ["0-1000 r 0 0:1 1 ", "0-1 r 0 ffffffffffff:ffffffffffff 1 "], ids=["own", "large"])
+@pytest.mark.parametrize("line", ["0-1000 r 0 0:1 1 ", "0-1 r 0 ffffffffffff:ffffffffffff 1 "])
 def test_a_file_whose_name_seems_to_be_a_line_of_its_own(odd: str, line: str, tmp_path: Path) -> None:
     folder = tmp_path / f"a{odd}{line}" / "dev" / "shm"
     folder.mkdir(parents=True)
@@ -163,9 +153,8 @@ def test_a_file_whose_name_seems_to_be_a_line_of_its_own(odd: str, line: str, tm
 
 
 HOLDING = """
-import mmap, os, sys
-descriptor = int(sys.argv[1])
-mapped = mmap.mmap(descriptor, 0)
+import mmap, sys
+mapped = mmap.mmap(int(sys.argv[1]), 0)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -202,33 +191,22 @@ def inode(sealed: ManagedRegion) -> int:
     return sealed.segment.identity[1]
 
 
-def found(number: int) -> SealedMemory:
-    (memory,) = [each for each in find_sealed_memory().found if each.inode == number]
-    return memory
-
-
-def test_it_is_found_by_its_owner(sealed: ManagedRegion) -> None:
-    memory = found(inode(sealed))
-    assert [holder.pid for holder in memory.holders] == [os.getpid()]
-    assert (memory.byte_size, memory.uid) == (sealed.header.byte_size, os.geteuid())
-    assert (memory.is_owner_alive, memory.slot_count, memory.slots_in_use) == (True, 3, 0)
-    assert sealed.lease(1).take()
-    assert found(inode(sealed)).slots_in_use == 1
-
-
 def test_every_process_that_has_it_is_named_once_and_its_holders_keep_it(sealed: ManagedRegion, proc: Path) -> None:
     number = inode(sealed)
+
+    def found() -> SealedMemory:
+        (memory,) = [each for each in find_sealed_memory().found if each.inode == number]
+        return memory
+
     (proc / "7").mkdir()  # one that ends meanwhile
     with holding(sealed, proc) as pid:
         command = Path(f"/proc/{pid}/comm").read_text().strip()
-        memory = found(number)
-        assert sorted(holder.pid for holder in memory.holders) == sorted([os.getpid(), pid])
-        assert Holder(pid, command) in memory.holders
+        assert sorted(holder.pid for holder in found().holders) == sorted([os.getpid(), pid])
+        assert Holder(pid, command) in found().holders
         assert find_sealed_memory().is_complete
         sealed.close()
-        memory = found(number)
-        assert memory.is_owner_alive is False
-        assert pid in [holder.pid for holder in memory.holders]
+        assert found().is_owner_alive is False
+        assert pid in [holder.pid for holder in found().holders]
 
 
 def test_what_is_mapped_alone_is_found_too(sealed: ManagedRegion, proc: Path, told: Told) -> None:
@@ -276,26 +254,16 @@ def test_processes_that_may_not_be_looked_into_are_told_of(
     assert f"1 sealed, 0 with a dead owner; {rest}" in told()
 
 
-def test_the_table_has_a_line_for_it_and_reaping_has_nothing_to_do_with_it(sealed: ManagedRegion, told: Told) -> None:
+def test_the_table_has_a_line_for_it_json_an_object_and_reaping_leaves_it(sealed: ManagedRegion, told: Told) -> None:
     assert told("--reap") == "0 removed\n"
     output = told()
     row = next(line for line in output.splitlines() if line.startswith(f"inode {inode(sealed)} "))
     assert all(each in row for each in (" 20 KiB ", " alive ", " 0/3 ", f" {os.getpid()} "))
     assert "SEALED MEMORY" in output
-
-
-def test_json_has_an_object_for_it(sealed: ManagedRegion, told: Told) -> None:
+    assert sealed.lease(1).take()
     it = object_with(told("--json"), kind="sealed", inode=inode(sealed))
     assert it.pop("holders") == [{"pid": os.getpid(), "command": Path("/proc/self/comm").read_text().strip()}]
-    assert it == {
-        "kind": "sealed",
-        "inode": inode(sealed),
-        "byte_size": sealed.header.byte_size,
-        "uid": os.geteuid(),
-        "is_owner_alive": True,
-        "slot_count": 3,
-        "slots_in_use": 0,
-    }
+    assert it == of_both_kinds("sealed", sealed, slots_in_use=1) | {"inode": inode(sealed)}
 
 
 FIND = "from shm_backend_utils.memory.shared_file import prefix_of_pools; print(prefix_of_pools())"
@@ -316,11 +284,10 @@ def found_by_a_stub(pool: str, program: str = STUB) -> str:
 @pytest.mark.parametrize("prefix", [USUAL_POOL_PREFIX, f"{USUAL_POOL_PREFIX}0123_", "mine_", "7", ""])
 def test_a_stub_finds_what_comes_before_its_pools_uuid(prefix: str) -> None:
     assert found_by_a_stub(f"{prefix}{uuid.uuid4()}") == prefix
-    if prefix == "mine_":
-        assert found_by_a_stub("mine_12") == prefix, "old releases count"
 
 
-def test_who_is_no_stub_or_was_told_something_else_takes_the_usual_one() -> None:
+def test_old_releases_count_and_who_is_no_stub_or_was_told_something_else_takes_the_usual_one() -> None:
+    assert found_by_a_stub("mine_12") == "mine_"
     assert prefix_of_pools() == USUAL_POOL_PREFIX
     assert found_by_a_stub(f"mine_{uuid.uuid4()}", program="/usr/bin/python3") == USUAL_POOL_PREFIX
     assert found_by_a_stub("what is that") == USUAL_POOL_PREFIX
@@ -351,18 +318,11 @@ def test_a_pool_that_nobody_has_mapped_is_named_and_never_removed(pool: Path, to
 def test_a_pool_that_is_in_use_is_only_counted(pool: Path, told: Told) -> None:
     with pool.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         output = told()
-        assert POOL not in output
-        assert output.splitlines()[-1] == "pools of Triton's Python backend: 1, 0 not mapped by any process here"
         found = object_with(told("--json"), kind="pool")
-    assert found.pop("age_s") >= 0
-    assert found == {
-        "kind": "pool",
-        "key": POOL,
-        "byte_size": mmap.PAGESIZE,
-        "uid": os.geteuid(),
-        "pids": [os.getpid()],
-        "is_left_behind": False,
-    }
+    assert POOL not in output
+    assert output.splitlines()[-1] == "pools of Triton's Python backend: 1, 0 not mapped by any process here"
+    of_the_file = {"key": POOL, "byte_size": mmap.PAGESIZE, "uid": os.geteuid()}
+    assert found == {"kind": "pool", **of_the_file, "pids": [os.getpid()], "is_left_behind": False}
 
 
 def test_a_pool_is_a_file_and_as_large_as_its_memory(own_shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,18 @@ from shm_backend_utils.errors import MachineError
 DISTRIBUTION = "triton-shm-backend-utils"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shm_backend_utils", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_a_module_of_pythons_is_the_command() -> None:
-    done = run("regions")
+def test_a_module_of_pythons_is_the_command_and_tells_its_version() -> None:
+    done = run(*REGIONS)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_it_tells_its_version() -> None:
-    done = run("--version")
+    done = run(*COMMAND, "--version")
     assert (done.returncode, done.stdout) == (0, f"{DISTRIBUTION} {shm_backend_utils.__version__}\n")
     assert metadata.version(DISTRIBUTION) == shm_backend_utils.__version__
     (found,) = [each for each in metadata.entry_points(group="console_scripts") if each.name == "shm-backend-utils"]
     assert found.value == "shm_backend_utils.cli:main"
-
-
-@pytest.mark.parametrize("arguments", [[], ["nonsense"]])
-def test_what_is_no_command_is_told_how_to_ask(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert "usage: shm-backend-utils [-h] [--version] COMMAND" in done.stderr
+    for arguments in ([], ["nonsense"]):
+        done = run(*COMMAND, *arguments)
+        assert done.returncode == 2
+        assert "usage: shm-backend-utils [-h] [--version] COMMAND" in done.stderr
 
 
 @pytest.mark.parametrize("others", [[], ["--help"], ["--once", "x"]], ids=str)
@@ -57,37 +46,34 @@ def test_a_command_that_is_gone_is_one_line_about_what_took_its_place(
     monkeypatch.setitem(cli.GONE, "old", "the new one")
     with pytest.raises(SystemExit) as caught:
         cli.main(["old", *others])
-    assert (caught.value.code, *capsys.readouterr()) == (
-        2,
-        "",
-        "shm-backend-utils has no old any more: use the new one\n",
-    )
+    told = "shm-backend-utils has no old any more: use the new one\n"
+    assert (caught.value.code, *capsys.readouterr()) == (2, "", told)
 
 
 COMMAND = [sys.executable, "-m", "shm_backend_utils"]
 REGIONS = [*COMMAND, "regions"]
 
 
-def test_a_full_disk_is_one_line() -> None:
+def run(*words: str, **named: Any) -> subprocess.CompletedProcess[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run(words, **(pipes | named), text=True, check=False)
+
+
+def test_a_full_disk_or_an_output_that_is_closed_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(REGIONS, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "shm-backend-utils regions: [Errno 28] No space left on device\n"
+        done = run(*REGIONS, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "shm-backend-utils regions: [Errno 28] No space left on device\n")
+    done = run("sh", "-c", 'exec "$@" >&-', "sh", *REGIONS)
+    assert (done.returncode, done.stderr) == (1, "shm-backend-utils: standard output is closed\n")
 
 
 def test_who_reads_no_further_is_told_nothing() -> None:
     with subprocess.Popen(REGIONS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+        assert process.stdout
+        assert process.stderr
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
-
-
-def test_an_output_that_is_closed_is_one_line() -> None:
-    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *REGIONS]
-    done = subprocess.run(closing, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "shm-backend-utils: standard output is closed\n")
 
 
 def test_an_interrupt_while_modules_are_loaded_is_told_nothing_of(tmp_path: Path) -> None:
@@ -138,37 +124,24 @@ def _raising() -> Iterator[None]:
 def test_what_is_cleaned_up_is_cleaned_up_first(number: signal.Signals) -> None:
     done = []
     handlers = [signal.getsignal(each) for each in ENDING]
-    with undisturbed():
-        pass
-    assert [signal.getsignal(each) for each in ENDING] == handlers
 
-    def clean() -> None:
+    def clean(interrupts: bool) -> None:
         with undisturbed():
-            signal.raise_signal(number)
+            if interrupts:
+                signal.raise_signal(number)
             done.append(number)
 
+    with ThreadPoolExecutor(1) as another:  # which is never disturbed
+        another.submit(clean, False).result()
+    clean(False)
+    assert [signal.getsignal(each) for each in ENDING] == handlers
     with pytest.raises(Interrupted) as caught:
-        clean()
-    assert (done, caught.value.number) == ([number], number)
-
-
-def test_another_thread_is_never_disturbed() -> None:
-    done = []
-
-    def clean() -> None:
-        with undisturbed():
-            done.append("clean")
-
-    thread = threading.Thread(target=clean)
-    thread.start()
-    thread.join()
-    assert done == ["clean"]
+        clean(True)
+    assert (done, caught.value.number) == ([number] * 3, number)
 
 
 @pytest.mark.usefixtures("_raising")
-def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_a_server_for_a_while_removes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[str] = []
     really_remove = shutil.rmtree
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -23,7 +22,7 @@ from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport, connect, connect_async
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
-from tests.unit.answering_server import HELD, HoldingServer, holding_server
+from tests.unit.answering_server import HELD, HoldingServer, holding_server, serving_grpc
 from tests.unit.gpu.fakes import wait_until
 
 PATIENCE_S = 20.0
@@ -102,25 +101,17 @@ def stream(transport: Transport, model: str = "any") -> Generator[Any, None, Non
     return transport.stream(message, PATIENCE_S)
 
 
-def test_what_is_sent_after_the_end(server: HoldingServer, connected: Callable[[], Transport]) -> None:
+def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connected: Callable[[], Transport]) -> None:
     transport = connected()
     ask(transport)
-    transport.close()
-    with CLOSED:
-        ask(transport)
-    if server.url.startswith("grpc"):
-        with CLOSED:
-            next(stream(transport))
-
-
-def test_what_waits_for_its_answer(server: HoldingServer, connected: Callable[[], Transport]) -> None:
-    transport = connected()
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(ask, transport, HELD)
         assert server.holds.wait(PATIENCE_S)
         transport.close()
         with CLOSED:
             answer.result(PATIENCE_S / 2)
+    with CLOSED:
+        ask(transport)
 
 
 @over_grpc
@@ -134,6 +125,8 @@ def test_a_stream_that_waits_for_its_next_answer(server: HoldingServer, connecte
         transport.close()
         with CLOSED:
             answer.result(PATIENCE_S / 2)
+    with CLOSED:
+        next(stream(transport))
 
 
 @pytest.mark.usefixtures("switching_often")
@@ -233,23 +226,8 @@ def service() -> Service:
 
 @pytest.fixture
 def transport(service: Service) -> Iterator[Transport]:
-    with serving(service) as url:
-        transport = connect(url, None)
+    with serving_grpc(service) as url, contextlib.closing(connect(url, None)) as transport:
         yield transport
-        transport.close()
-
-
-@contextlib.contextmanager
-def serving(service: Service, *options: tuple[str, int]) -> Iterator[str]:
-    with ThreadPoolExecutor(16) as threads:
-        server = grpc.server(threads, options=options)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield f"grpc://127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
 
 
 def answers(transport: Transport, name: str, metadata: Any = None, slot: str = "slot") -> Any:
@@ -267,11 +245,8 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
     assert len(cast(Any, transport)._idle) == (metadata is None)
-
-
-def test_responses_behind_the_last_one_are_nobodys(transport: Transport, service: Service) -> None:
-    service.further = 200
-    assert len(list(answers(transport, "3"))) == 3
+    service.further = 200  # responses behind the last one, which are nobody's
+    assert len(list(answers(transport, "3", metadata))) == 3
     wait_until(lambda: not cast(Any, transport)._streams.used)
 
 
@@ -296,7 +271,7 @@ def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(transport: 
 def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, slot: str) -> None:
     service.content = bytes(2**20)
     options = ("grpc.keepalive_time_ms", 7_200_000), ("grpc.keepalive_timeout_ms", 1000)  # Triton has these, and 20 s
-    with serving(service, *options) as url, contextlib.closing(connect(url, None)) as transport:
+    with serving_grpc(service, *options) as url, contextlib.closing(connect(url, None)) as transport:
         taken = answers(transport, "40", slot=slot)
         next(taken)
         time.sleep(4.0)
@@ -333,24 +308,18 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
     wait_until(lambda: not cast(Any, transport)._streams.used)
     assert len(list(answers(transport, "2"))) == 2
     assert service.streams[1:] == [["2"]]
-
-
-def test_a_stream_that_ends_before_its_last_response_is_an_error(transport: Transport) -> None:
     with pytest.raises(ServerUnavailableError, match="before its last response"):
         list(answers(transport, ""))
 
 
-def test_a_connection_that_broke_while_it_was_idle_is_not_used(service: Service) -> None:
-    with serving(service) as url:
-        transport = connect(url, None)
+def test_a_connection_that_broke_while_idle_is_not_used_and_a_closed_client_leaves_none(service: Service) -> None:
+    with serving_grpc(service) as url:
+        closed, transport = connect(url, None), connect(url, None)
+        list(answers(closed, "1"))
+        closed.close()
+        wait_until(lambda: not service.open)
         list(answers(transport, "1"))
     with pytest.raises(ServerUnavailableError, match="failed to connect"):
         list(answers(transport, "2"))
-    assert service.streams == [["1"]]
+    assert service.streams == [["1"]] * 2
     transport.close()
-
-
-def test_a_closed_client_leaves_no_stream(transport: Transport, service: Service) -> None:
-    list(answers(transport, "1"))
-    transport.close()
-    wait_until(lambda: not service.open)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from shm_backend_utils.memory.locks import (
     SharedLease,
     SlotLease,
     borrow,
-    exclude_reapers,
     has_users,
     hold_owner_lease,
     is_owner_alive,
@@ -54,6 +52,16 @@ def test_it_is_open_until_it_is_closed_or_its_object_is_gone() -> None:
     assert descriptor.fileno() == -1
     number = Descriptor(os.dup, 0).fileno()
     assert not is_open(number)
+    for is_closed in (False, True):
+        descriptor = Descriptor(os.dup, 0)
+        descriptor.outlive_object()
+        number = descriptor.fileno()
+        if is_closed:
+            descriptor.close()
+        del descriptor
+        assert is_open(number) is not is_closed
+        if not is_closed:
+            os.close(number)
 
 
 def test_closing_twice_closes_nobody_elses() -> None:
@@ -66,19 +74,6 @@ def test_closing_twice_closes_nobody_elses() -> None:
     del descriptor
     assert is_open(again)
     os.close(again)
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_it_is_open_without_its_object_where_it_is_to_be(is_closed: bool) -> None:
-    descriptor = Descriptor(os.dup, 0)
-    descriptor.outlive_object()
-    number = descriptor.fileno()
-    if is_closed:
-        descriptor.close()
-    del descriptor
-    assert is_open(number) is not is_closed
-    if not is_closed:
-        os.close(number)
 
 
 def test_an_interrupt_at_any_line_leaves_none_open() -> None:
@@ -96,7 +91,6 @@ def test_an_interrupt_at_any_line_leaves_none_open() -> None:
     assert line > 3
 
 
-PAGE = 4096
 SHM = Path("/dev/shm")
 FIELD = "regions[1]"
 
@@ -110,18 +104,26 @@ def key() -> Iterator[str]:
 
 @pytest.fixture
 def file_key(key: str) -> str:
-    (SHM / key).write_bytes(bytes(PAGE))
+    (SHM / key).write_bytes(bytes(PAGE_SIZE))
     return key
 
 
 @pytest.fixture
-def zero() -> Iterator[None]:
-    """Have descriptor 0 free, as in a process that was started without a standard input."""
-    kept = os.dup(0)
-    os.close(0)
-    yield
-    os.dup2(kept, 0)
-    os.close(kept)
+def fd() -> Iterator[int]:
+    fd = os.memfd_create("lease")
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def other(fd: int) -> Iterator[int]:
+    """Another description of the same file: what another process would have."""
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    yield other
+    os.close(other)
+
+
+third = other
 
 
 @contextlib.contextmanager
@@ -131,12 +133,15 @@ def no_more_descriptors() -> Iterator[None]:
     assert descriptors() == before
 
 
-@pytest.mark.usefixtures("zero")
 def test_a_descriptor_may_be_0_and_goes_with_its_file(file_key: str) -> None:
+    kept = os.dup(0)
+    os.close(0)  # as in a process that was started without a standard input
     lowest = Descriptor(os.open, SHM / file_key, os.O_RDWR)
     assert lowest.fileno() == 0
     lowest.close()
     assert not is_open(0)
+    os.dup2(kept, 0)
+    os.close(kept)
     with SharedFile.open(file_key, FIELD) as file:
         assert is_open(file.descriptor.fileno())
     assert file.descriptor.fileno() == -1
@@ -146,7 +151,7 @@ def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(file_key: s
     os.truncate(SHM / file_key, 2**62)
     told = f"cannot map its {2**62} bytes: Cannot allocate memory"
     with no_more_descriptors(), pytest.raises(RegionRefusedError, match=told):
-        open_segment(file_key, PAGE, FIELD)
+        open_segment(file_key, PAGE_SIZE, FIELD)
 
 
 def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: str) -> None:
@@ -157,7 +162,7 @@ def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: st
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:
-        SystemSegment.create(key, PAGE, prepare=prepare)
+        SystemSegment.create(key, PAGE_SIZE, prepare=prepare)
     assert not (SHM / key).exists()
     mapping = 1  # which lives as long as the frames do
     assert len(descriptors()) <= len(before) + mapping
@@ -165,9 +170,7 @@ def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: st
     assert descriptors() == before
 
 
-def test_a_segment_whose_maker_is_interrupted_when_it_has_its_name_loses_it_while_the_interrupt_lives(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_loses_its_name_with_its_makers_interrupt(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give_name = segment_module._give_name
 
     def give_and_interrupt(fd: int, key: str) -> None:
@@ -177,43 +180,34 @@ def test_a_segment_whose_maker_is_interrupted_when_it_has_its_name_loses_it_whil
 
     monkeypatch.setattr(segment_module, "_give_name", give_and_interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
-        SystemSegment.create(key, PAGE)
+        SystemSegment.create(key, PAGE_SIZE)
     assert not (SHM / key).exists()
     del caught
 
 
 def test_another_process_than_the_maker_takes_no_name_away(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = SystemSegment.create(key, PAGE)
+    segment = SystemSegment.create(key, PAGE_SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)
         segment.unlink()
-    assert (SHM / key).exists()
-    segment.unlink()
-    assert not (SHM / key).exists()
-    segment = SystemSegment.create(key, PAGE)
     segment.after_fork()  # as in a forked child
     assert segment.is_closed
     assert (SHM / key).exists()
+    segment.unlink()
+    assert not (SHM / key).exists()
 
 
 @pytest.mark.parametrize("is_mine", [False, True])
 def test_a_segment_that_is_lost_is_closed_and_loses_its_name_only_if_it_is_ones_own(key: str, is_mine: bool) -> None:
     with no_more_descriptors():
         if is_mine:
-            segment = SystemSegment.create(key, PAGE)
+            segment = SystemSegment.create(key, PAGE_SIZE)
         else:
-            (SHM / key).write_bytes(bytes(PAGE))
-            segment = open_segment(key, PAGE, FIELD)
+            (SHM / key).write_bytes(bytes(PAGE_SIZE))
+            segment = open_segment(key, PAGE_SIZE, FIELD)
         assert not segment.is_unlinked
         del segment
     assert (SHM / key).exists() is not is_mine
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    fd = os.memfd_create("lease")
-    yield fd
-    os.close(fd)
 
 
 def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
@@ -229,41 +223,19 @@ def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
 RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
 """Where the records of a region's slots begin: the bytes of their leases."""
 SLOT = RECORDS[1]
-HOLDER = f"""
-import os, sys
-from shm_backend_utils.memory.locks import SlotLease, borrow, hold_owner_lease
-fd = os.open(sys.argv[1], os.O_RDWR)
-hold_owner_lease(fd)
-assert SlotLease(fd, {SLOT}).take()
-lease = borrow(fd, {RECORDS[2]})
-assert lease is not None
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def other(fd: int) -> Iterator[int]:
-    """Another description of the same file: what another process would have."""
-    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    yield other
-    os.close(other)
-
-
-@pytest.fixture
-def third(fd: int) -> Iterator[int]:
-    third = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    yield third
-    os.close(third)
 
 
 @pytest.fixture
 def holder(fd: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process: it holds the owner's lease and slot 1's, and borrows slot 2, until its standard input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{fd}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    """Another process: it holds the owner's lease and slot 1's, and borrows slot 2, until it is killed."""
+    program = (
+        "import os, sys\nfrom shm_backend_utils.memory.locks import SlotLease, borrow, hold_owner_lease\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\nhold_owner_lease(fd)\n"
+        f"lease = SlotLease(fd, {SLOT}).take() and borrow(fd, {RECORDS[2]})\nassert lease\n"
+        "print('held', flush=True)\nsys.stdin.read()"
     )
-    with process:
+    words = [sys.executable, "-c", program, f"/proc/{os.getpid()}/fd/{fd}"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         yield process
@@ -275,38 +247,15 @@ def borrowed(fd: int) -> SharedLease:
     return lease
 
 
-def test_an_owner_is_seen_through_another_description_alone(fd: int, other: int) -> None:
-    assert not is_owner_alive(fd)
-    for _ in range(2):
-        hold_owner_lease(fd)
-        assert not is_owner_alive(fd)
-        assert is_owner_alive(other)
-    with pytest.raises(AssertionError, match="another process holds the lease"):
-        hold_owner_lease(other)
-
-
-def test_one_reaper_excludes_the_next_until_it_is_done_and_is_no_owner(fd: int, other: int) -> None:
-    reaper = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    assert exclude_reapers(reaper)
-    assert not exclude_reapers(other)
-    os.close(reaper)
-    assert exclude_reapers(other)
-    assert not is_owner_alive(fd)
-    hold_owner_lease(fd)
-    assert is_owner_alive(other)
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["exit", "kill"])
-def test_leases_and_loans_of_another_process_go_with_it(
-    fd: int, holder: subprocess.Popen[bytes], is_killed: bool
-) -> None:
+def test_leases_and_loans_of_another_process_go_with_it(fd: int, holder: subprocess.Popen[bytes]) -> None:
     lease, lent = SlotLease(fd, SLOT), SlotLease(fd, RECORDS[2])
     assert is_owner_alive(fd)
+    with pytest.raises(AssertionError, match="another process holds the lease"):
+        hold_owner_lease(fd)
     assert is_slot_in_use(fd, SLOT)
     assert not lease.take()
     assert not lent.take_back()
-    if is_killed:
-        holder.send_signal(signal.SIGKILL)
+    holder.kill()
     holder.communicate()
     assert not is_owner_alive(fd)
     assert lease.take()
@@ -329,37 +278,24 @@ def test_a_client_takes_nothing_back_while_its_memory_is_borrowed(fd: int, other
     for neighbour in (RECORDS[0], RECORDS[2]):
         assert SlotLease(fd, neighbour).take_back()
     assert lender.take(), "the attempt has left everything as it was"
+    lent_by_who_holds_it = borrowed(third)
     first.give_back()
     first.give_back()
     lender.give_back()
-    assert not client.take_back(), "to give back twice is to give back once"
+    lent_by_who_holds_it.give_back()
+    assert not client.take_back(), "to give back twice is to give back once, and a lender's end is not the loans'"
     second.give_back()
-    assert client.take_back()
-
-
-def test_a_lender_lends_what_it_holds_and_its_end_is_not_the_loans(fd: int, other: int, third: int) -> None:
-    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
-    assert lender.take()
-    assert not client.take_back()
-    lease = borrowed(third)
-    lender.give_back()
-    assert not client.take_back()
-    lease.give_back()
     assert client.take_back()
 
 
 def test_what_a_client_takes_back_nobody_borrows_and_no_model_executes_in(fd: int, other: int, third: int) -> None:
     client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
     assert client.take_back()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count is all that is wanted
-    assert borrow(third, SLOT) is None
-    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    with no_more_descriptors():
+        assert borrow(third, SLOT) is None
     assert not lender.take()
     client.give_back()
     assert lender.take()
     borrowed(third).give_back()
-
-
-def test_another_failure_than_that_is_not_said_to_be_one() -> None:
     with pytest.raises(MachineError, match="cannot be taken: No such file or directory$"):
         use(-1)

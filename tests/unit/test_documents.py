@@ -24,14 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-def test_each_test_that_the_design_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "design.md").read_text()))
+def test_each_test_that_the_design_names_is_there_and_each_threat_has_one() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", design))
     assert named
     assert named - TESTS == set()
-
-
-def test_each_threat_has_a_test() -> None:
-    table = (ROOT / "docs" / "design.md").read_text().partition("| threat | effect | test |\n")[2]
+    table = design.partition("| threat | effect | test |\n")[2]
     rows = [row.strip("| ").split(" | ") for row in table.partition("\n\n")[0].splitlines()[1:]]
     assert [row for row in rows if not row[0].startswith("**") and (len(row) != 3 or "`test_" not in row[2])] == []
 
@@ -95,13 +93,12 @@ RAISES = re.compile(r"^Raises\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", re.DOTALL | re.MULTI
 HALVES = [importlib.import_module(f"shm_backend_utils.{half}") for half in ("client", "model")]
 
 
-def shared_by_both_halves() -> dict[str, type[ShmError]]:
-    return {name: getattr(errors, name) for name in errors.__all__}
-
-
-def of_the_client() -> dict[str, type[ShmError]]:
-    found = {name: getattr(client_errors, name) for name in client_errors.__all__ if name.endswith("Error")}
-    return {name: kind for name, kind in found.items() if kind.__module__ == client_errors.__name__}
+SHARED: dict[str, type[ShmError]] = {name: getattr(errors, name) for name in errors.__all__}
+OF_THE_CLIENT: dict[str, type[ShmError]] = {
+    name: kind
+    for name, kind in vars(client_errors).items()
+    if name in client_errors.__all__ and name.endswith("Error") and kind.__module__ == client_errors.__name__
+}
 
 
 def docstrings(module: Any) -> Iterator[tuple[str, str]]:
@@ -122,32 +119,21 @@ def raised_as(docstring: str) -> list[str]:
 
 
 def test_every_error_has_one_row_and_no_row_is_of_another() -> None:
-    names = [row[0].strip("`") for row in ROWS]
-    assert sorted(names) == sorted(shared_by_both_halves() | of_the_client())
+    assert sorted(row[0].strip("`") for row in ROWS) == sorted(SHARED | OF_THE_CLIENT)
+    known = {*SHARED, *OF_THE_CLIENT, "OptionError", "InferShmError"}
+    named = {name for name in re.findall(r"`(\w+Error)`", ERRORS) if not hasattr(builtins, name)}
+    assert named <= known, "to which a row sends"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0].strip("`") for row in ROWS])
-def test_a_row_has_the_errors_code_and_says_when_and_what_to_do(row: list[str]) -> None:
-    name, code, *said = row
-    kind = shared_by_both_halves().get(name.strip("`"))
-    assert code == ("\N{EN DASH}" if kind is None else f"`{kind.code}`")
+def test_a_row_has_the_errors_code_and_kinds_and_says_when_and_what_to_do(row: list[str]) -> None:
+    name, code, *said = row[0].strip("`"), *row[1:]
+    kinds = {**SHARED, **OF_THE_CLIENT, "InferenceServerException": InferenceServerException}
+    assert code == (f"`{SHARED[name].code}`" if name in SHARED else "\N{EN DASH}")
     assert len(said) == 3
     assert all(said)
-
-
-ALSO = [(row[0].strip("`"), other) for row in ROWS for other in re.findall(r"also an? `(\w+)`", row[2])]
-
-
-@pytest.mark.parametrize(("name", "other"), ALSO)
-def test_an_error_is_also_what_its_row_says(name: str, other: str) -> None:
-    kinds = {**shared_by_both_halves(), **of_the_client(), "InferenceServerException": InferenceServerException}
-    assert issubclass(kinds[name], kinds.get(other) or getattr(builtins, other))
-
-
-def test_every_error_that_a_row_sends_to_is_there() -> None:
-    known = {*shared_by_both_halves(), *of_the_client(), "OptionError", "InferShmError"}
-    named = {name for name in re.findall(r"`(\w+Error)`", ERRORS) if not hasattr(builtins, name)}
-    assert named <= known
+    for also in re.findall(r"also an? `(\w+)`", said[0]):
+        assert issubclass(kinds[name], kinds.get(also) or getattr(builtins, also))
 
 
 @pytest.mark.parametrize("half", HALVES, ids=lambda half: half.__name__)

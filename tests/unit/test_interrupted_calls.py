@@ -31,7 +31,7 @@ from shm_backend_utils.testing.faults.at_hand import Late
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault, Interrupts
 from shm_backend_utils.testing.harness import ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.checked_calls import Call, infer, prepare, stream, submit
+from tests.checked_calls import IMAGE, LONG_S, Call, X, infer, prepare, stream, submit
 from tests.e2e.eventually import eventually
 from tests.opened import open_region
 
@@ -40,7 +40,6 @@ PACKAGE = Path(shm_backend_utils.__file__).parent
 INTERRUPTS = Interrupts(
     *(PACKAGE / folder for folder in ("client", "memory", "protocol", "tensors")), *PACKAGE.glob("*.py")
 )
-LONG_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +81,6 @@ def is_empty(client: ShmClient) -> bool:
     return (pool.status.held, pool.status.idle, pool.status.quarantined, pool.status.byte_size) == (0, 0, 0, 0)
 
 
-ALL = pytest.mark.long
-
-
 @pytest.mark.usefixtures("_healing_soon")
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "new memory"])
 @pytest.mark.parametrize(
@@ -92,8 +88,8 @@ ALL = pytest.mark.long
     [
         *((call, 97) for call in (infer, submit, prepare)),
         (stream, 499),
-        *(pytest.param(call, 1, marks=ALL) for call in (infer, submit, prepare)),
-        pytest.param(stream, 7, marks=ALL),
+        *(pytest.param(call, 1, marks=pytest.mark.long) for call in (infer, submit, prepare)),
+        pytest.param(stream, 7, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.timeout(600)
@@ -136,7 +132,7 @@ def test_an_interrupt_leaves_a_region_that_a_model_can_open(kind: RegionKind, is
 
 
 @pytest.mark.usefixtures("_healing_soon")
-@pytest.mark.parametrize("every", [pytest.param(997, id="some"), pytest.param(13, id="many", marks=ALL)])
+@pytest.mark.parametrize("every", [pytest.param(997, id="some"), pytest.param(13, id="many", marks=pytest.mark.long)])
 @pytest.mark.parametrize("call", [infer, submit, prepare, stream])
 @pytest.mark.timeout(600)
 def test_an_interrupt_of_the_only_call_leaves_nothing(harness: ModelHarness, call: Call, every: int) -> None:
@@ -170,13 +166,13 @@ def test_nothing_stays_open_whichever_call_fails(region: ManagedRegion, call: st
     assert after > 1
 
 
-ERRORS = [errno.ENOLCK, errno.ENOMEM, errno.EINTR]
-
-
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> SlotPool:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
     monkeypatch.setattr(pool_module, "_QUARANTINE_ROUND_S", 60)  # its rounds are the tests' own
-    return SlotPool(PoolOptions(max_bytes=1 << 20))
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=1 << 20))) as pool:
+        yield pool
+        pool.drop_idle()
+        assert pool.status.byte_size == 0
 
 
 def take_in_doubt(pool: SlotPool) -> list[object]:
@@ -185,7 +181,7 @@ def take_in_doubt(pool: SlotPool) -> list[object]:
     return [memory]
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOMEM, errno.EINTR])
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_region_in_doubt_is_looked_at_again_if_there_was_no_lock(pool: SlotPool, error: int, after: int) -> None:
     memory = take_in_doubt(pool)
@@ -193,9 +189,6 @@ def test_a_region_in_doubt_is_looked_at_again_if_there_was_no_lock(pool: SlotPoo
         memory.clear()
         eventually(lambda: failing.has_happened)
     assert (pool.status.quarantined, pool.status.idle) == (0, 1)
-    pool.drop_idle()
-    assert pool.status.byte_size == 0
-    pool.close()
 
 
 def test_of_several_in_quarantine_none_is_lost_when_looking_at_the_first_is_interrupted(pool: SlotPool) -> None:
@@ -211,9 +204,6 @@ def test_of_several_in_quarantine_none_is_lost_when_looking_at_the_first_is_inte
     with Failing(Fault("fcntl", 0, INTERRUPT)), pytest.raises(KeyboardInterrupt):
         _ = pool.status
     assert (pool.status.quarantined, pool.status.idle) == (0, 3)
-    pool.drop_idle()
-    assert pool.status.byte_size == 0
-    pool.close()
 
 
 def test_an_interrupt_while_a_lock_is_asked_for_leaves_it_free(pool: SlotPool) -> None:
@@ -227,7 +217,6 @@ def test_an_interrupt_while_a_lock_is_asked_for_leaves_it_free(pool: SlotPool) -
             assert lease.take_back()
             lease.give_back()
     del memory
-    pool.close()
 
 
 def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(pool: SlotPool) -> None:
@@ -245,7 +234,6 @@ def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(poo
                 pool.drop_idle()
                 assert pool.status.byte_size == 0
             assert after > 1, f"{call} was not called"
-    pool.close()
 
 
 def test_a_region_for_which_no_thread_can_be_started_is_gone(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,38 +248,21 @@ def test_a_region_for_which_no_thread_can_be_started_is_gone(pool: SlotPool, mon
     assert (status.held, status.idle, status.byte_size) == (0, 0, 0)
     take_in_doubt(pool).clear()
     assert pool.status.idle == 1
-    pool.close()
 
 
-X = np.arange(4, dtype=np.float32)
-AT_ONCE, NEVER = 0.0, 3600.0
-SHORT_S, PATIENCE_S = 0.1, 60.0
-
-
-@pytest.fixture
-def late() -> Iterator[Late]:
-    with ModelHarness(ROOT / "model_repository" / "identity") as harness:
-        yield Late(harness, AT_ONCE)
-
-
-def test_a_task_gets_the_answer_or_the_deadline_is_over(late: Late) -> None:
+def test_a_late_answer_comes_to_tasks_and_streams_or_the_deadline_is_over(harness: ModelHarness) -> None:
     async def call() -> None:
-        async with AsyncShmClient(late, timeout_s=PATIENCE_S) as client:
-            with await client.infer("identity", {"INPUT0": X}) as result:
-                assert result["OUTPUT0"].tolist() == X.tolist()
-            late.seconds = NEVER
+        late = Late(harness, 0.0)
+        async with AsyncShmClient(late, timeout_s=LONG_S) as client:
+            assert (await client.infer("identity", {"INPUT0": X}))["OUTPUT0"].tolist() == X.tolist()
+            late.seconds = 3600.0
             with pytest.raises(DeadlineExceededError):
-                await client.infer("identity", {"INPUT0": X}, timeout_s=SHORT_S)
+                await client.infer("identity", {"INPUT0": X}, timeout_s=0.1)
 
     asyncio.run(call())
-
-
-def test_a_stream_goes_on_or_its_patience_is_over() -> None:
-    image = np.zeros((64, 64, 3), np.uint8)
-    with ModelHarness(ROOT / "model_repository" / "frames") as harness:
-        late = Late(harness, AT_ONCE)
-        with ShmClient(late, timeout_s=PATIENCE_S) as client:
-            assert all(frame["TILE"].size for frame in client.stream("frames", {"IMAGE": image}))
-            late.seconds = NEVER
-            with pytest.raises(DeadlineExceededError):
-                list(client.stream("frames", {"IMAGE": image}, timeout_s=SHORT_S))
+    late = Late(harness, 0.0)
+    with ShmClient(late, timeout_s=LONG_S) as client:
+        assert stream(client)
+        late.seconds = 3600.0
+        with pytest.raises(DeadlineExceededError):
+            list(client.stream("frames", {"IMAGE": IMAGE}, timeout_s=0.1))

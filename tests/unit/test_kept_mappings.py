@@ -27,7 +27,7 @@ from tests.unit.table_client import Client
 
 SLOTS = 2
 SHM: Final = Path("/dev/shm")
-MANY: Final = 100
+MANY = 100
 X: Final = np.arange(4, dtype=np.float32)
 
 
@@ -92,12 +92,6 @@ def test_a_token_that_is_not_the_regions_is_refused(session: ShmSession, client:
     (SHM / client.region.segment.key).unlink()
 
 
-def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, client: Client) -> None:
-    for value in range(10):
-        assert answer(session, client, value, value % 2) == ""
-    assert mapped(session) == 1
-
-
 def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession, client: Client) -> None:
     before = descriptors()
     seen: list[int] = []
@@ -160,22 +154,21 @@ def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Cl
     assert (registry.slots, registry.names, registry.mapped()[1]) == ({}, {}, 0)
 
 
-class Server:
-    def __init__(self) -> None:
-        self.registered: dict[str, Registration] = {}
-        self.asked = 0
-        self.is_silent = False
+class Server(dict[str, Registration]):
+    """What is registered, and how often that was asked for."""
+
+    asked, is_silent = 0, False
 
     def registrations(self) -> dict[str, Registration]:
         self.asked += 1
         if self.is_silent:
             raise MachineError("the server does not answer")
-        return dict(self.registered)
+        return self
 
     def register(self, name: str, value: float) -> str:
         key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
         (SHM / key).write_bytes(np.full(4, value, np.float32).tobytes() + bytes(4080))
-        self.registered[name] = Registration(key, 0, 4096)
+        self[name] = Registration(key, 0, 4096)
         return key
 
 
@@ -209,8 +202,7 @@ def test_every_request_asks_unless_it_trusts(session: ShmSession, trusting: ShmS
     for each, count in ((session, 5), (trusting, 1)):
         server.asked = 0
         assert [code_of(each, named("mine")) for _ in range(5)] == [""] * 5
-        assert server.asked == count
-        assert kept(each) == (1, 1, 1)
+        assert (server.asked, kept(each)) == (count, (1, 1, 1))
 
 
 def test_another_file_counts_at_once_or_later(session: ShmSession, trusting: ShmSession, server: Server) -> None:
@@ -225,31 +217,12 @@ def test_another_file_counts_at_once_or_later(session: ShmSession, trusting: Shm
         assert (SHM / old).read_bytes() == before
         assert output_of(new) == 10
         assert kept(each)[0] == 1
-        server.registered.clear()
+        server.clear()
         if each is session:
             assert code_of(each, named("mine")) == "shm:gone"
         resolver_of(each).sweep()
         assert code_of(each, named("mine")) == "shm:gone"
         assert kept(each) == (0, 0, 0)
-
-
-def test_a_name_is_not_trusted_without_an_answer(trusting: ShmSession, server: Server) -> None:
-    server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    server.is_silent = True
-    with pytest.raises(MachineError):
-        resolver_of(trusting).sweep()
-    assert code_of(trusting, named("mine")) == "shm:machine"
-    assert kept(trusting) == (0, 0, 0)
-
-
-def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSession, server: Server) -> None:
-    old = server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    (SHM / old).unlink()
-    new = server.register("mine", 5)
-    assert code_of(trusting, named("mine")) == ""
-    assert output_of(new) == 10
 
 
 def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: ShmSession, server: Server) -> None:
@@ -264,19 +237,26 @@ def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: Shm
         assert kept_file.read_bytes() == before
 
 
-def test_a_name_is_not_used_without_an_answer(session: ShmSession, server: Server) -> None:
-    key = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    before = (SHM / key).read_bytes()
-    server.is_silent = True
-    assert code_of(session, named("mine")) == "shm:machine"
-    assert (SHM / key).read_bytes() == before
-    registry = resolver_of(session).registry
-    (region,) = registry.names.values()
-    assert not region.is_in_use
-    del region
-    server.is_silent = False
-    assert code_of(session, named("mine")) == ""
+def test_a_name_is_not_trusted_without_an_answer(trusting: ShmSession, session: ShmSession, server: Server) -> None:
+    for each in (trusting, session):
+        key = server.register("mine", 3)
+        assert code_of(each, named("mine")) == ""
+        if each is trusting:
+            (SHM / key).unlink()
+            key = server.register("mine", 5)
+            assert code_of(each, named("mine")) == ""
+            assert output_of(key) == 10
+        before = (SHM / key).read_bytes()
+        server.is_silent = True
+        if each is trusting:
+            with pytest.raises(MachineError):
+                resolver_of(each).sweep()
+        assert code_of(each, named("mine")) == "shm:machine"
+        assert (SHM / key).read_bytes() == before
+        assert kept(each) == ((0, 0, 0) if each is trusting else (1, 1, 1))
+        assert not any(region.is_in_use for region in resolver_of(each).registry.names.values())
+        server.is_silent = False
+        assert code_of(each, named("mine")) == ""
 
 
 def test_a_truncated_file_that_grows_gets_its_memory_back(session: ShmSession, server: Server) -> None:
@@ -297,7 +277,7 @@ def test_names_that_come_and_go_or_that_nobody_registered_leave_nothing(session:
         key = server.register(f"mine {number}", number)
         assert code_of(session, named(f"mine {number}")) == ""
         assert output_of(key) == 2 * number
-        server.registered.clear()
+        server.clear()
         if number % 2:
             (SHM / key).unlink()
         if number % 50 == 49:
@@ -308,9 +288,9 @@ def test_names_that_come_and_go_or_that_nobody_registered_leave_nothing(session:
 def test_many_names_of_one_file_are_one_mapping(session: ShmSession, server: Server) -> None:
     key = server.register("0", 1)
     for number in range(MANY):
-        server.registered[str(number)] = Registration(key, 0, 4096)
+        server[str(number)] = Registration(key, 0, 4096)
         assert code_of(session, named(str(number))) == ""
     assert kept(session) == (MANY, 1, 1)
-    server.registered.clear()
+    server.clear()
     resolver_of(session).sweep()
     assert kept(session) == (0, 0, 0)

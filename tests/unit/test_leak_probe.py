@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,96 +76,71 @@ def leak_test_region(stack: ExitStack) -> None:
     stack.callback(other_name.unlink)
 
 
-def leak_sealed_descriptor(stack: ExitStack) -> None:
+def leak_sealed(stack: ExitStack, *, as_mapping: bool) -> None:
     region = ManagedRegion.create(1, kind=RegionKind.SEALED)
-    stack.callback(os.close, os.dup(region.segment.fileno()))
+    if as_mapping:
+        stack.enter_context(region.buffer())
+    else:
+        stack.callback(os.close, os.dup(region.segment.fileno()))
     region.close()
 
 
-def leak_sealed_mapping(stack: ExitStack) -> None:
-    region = ManagedRegion.create(1, kind=RegionKind.SEALED)
-    stack.enter_context(region.buffer())
-    region.close()
+LEAKS: dict[Callable[[ExitStack], None], str] = {
+    partial(leak_sealed, as_mapping=False): "descriptor of sealed memory, inode [0-9]+",
+    partial(leak_sealed, as_mapping=True): "mapping of sealed memory, inode [0-9]+",
+    leak_descriptor: "descriptor of /dev/shm/#[0-9]+",
+    leak_mapping: "mapping of /dev/shm/#[0-9]+",
+    leak_region: "object /dev/shm/shmbu-[0-9a-f-]+",
+    leak_test_region: "object /dev/shm/shm_util-[0-9a-f-]+-too",
+}
 
 
-@pytest.mark.parametrize(
-    ("leak", "message"),
-    [
-        (leak_sealed_descriptor, "^shared memory was left behind: descriptor of sealed memory, inode [0-9]+: 1 more$"),
-        (leak_sealed_mapping, "mapping of sealed memory, inode [0-9]+: 1 more$"),
-        (leak_descriptor, "^shared memory was left behind: descriptor of /dev/shm/#[0-9]+: 1 more$"),
-        (leak_mapping, "mapping of /dev/shm/#[0-9]+: 1 more$"),
-        (leak_region, "^shared memory was left behind: object /dev/shm/shmbu-[0-9a-f-]+: 1 more$"),
-        (leak_test_region, "^shared memory was left behind: object /dev/shm/shm_util-[0-9a-f-]+-too: 1 more$"),
-    ],
-)
-def test_each_kind_of_growth_of_this_process_fails(
-    leak: Callable[[ExitStack], None], message: str, stack: ExitStack
-) -> None:
+@pytest.mark.parametrize("leak", LEAKS, ids=range(6))
+def test_each_kind_of_growth_fails_unless_it_is_given_back(leak: Callable[[ExitStack], None], stack: ExitStack) -> None:
+    message = f"^shared memory was left behind: (.*; )?{LEAKS[leak]}: 1 more$"
     with pytest.raises(AssertionError, match=message), ShmLeakProbe(pool_prefix=None):
         leak(stack)
+    with ShmLeakProbe(pool_prefix=None), ExitStack() as given_back:
+        leak(given_back)
 
 
-def test_pools_that_grow_fail_by_their_bytes(own_pools: str) -> None:
-    (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+def test_pools_that_grow_fail_by_their_bytes_and_no_others_nor_those_that_shrink_or_stay(own_pools: str) -> None:
+    first, second = (SHM / f"{own_pools}{number}" for number in (1, 2))
 
-    def grow() -> None:
-        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE + 1000))
-        (SHM / f"{own_pools}2").write_bytes(bytes(10))
+    def resize(*byte_sizes: int) -> None:
+        for pool, byte_size in zip((first, second), byte_sizes, strict=True):
+            pool.write_bytes(bytes(byte_size))
 
+    resize(PAGE, 0)
     message = f"bytes of pools /dev/shm/{own_pools}[*]: 1010 more$"
     with pytest.raises(AssertionError, match=message), ShmLeakProbe(own_pools):
-        grow()
-
-
-def test_pools_that_shrink_or_stay_are_no_growth_nor_are_others(own_pools: str) -> None:
-    pools = [SHM / f"{own_pools}{number}" for number in range(2)]
-    for pool in pools:
-        pool.write_bytes(bytes(PAGE))
+        resize(PAGE + 1000, 10)
     with ShmLeakProbe(own_pools):
-        pools[0].write_bytes(bytes(PAGE - 1))
-        pools[1].write_bytes(bytes(PAGE))
+        resize(PAGE + 999, 10)
     for prefix in (f"{own_pools}of_another_server_", None):
         with ShmLeakProbe(pool_prefix=prefix):
-            pools[0].write_bytes(bytes(2 * PAGE))
-        pools[0].write_bytes(bytes(PAGE))
+            resize(2 * PAGE, 20)
+        resize(PAGE, 10)
 
 
-def test_what_is_given_back_in_the_block_is_no_growth(own_pools: str) -> None:
-    with ShmLeakProbe(own_pools), ExitStack() as stack:
-        leak_descriptor(stack)
-        leak_mapping(stack)
-        leak_region(stack)
-        leak_test_region(stack)
-        leak_sealed_descriptor(stack)
-        leak_sealed_mapping(stack)
-
-
-def test_what_was_there_before_is_no_growth_and_all_that_has_grown_since_is_named(stack: ExitStack) -> None:
-    leak_descriptor(stack)
+def test_it_tells_what_has_grown_since_it_was_made_with_a_block_or_without(own_pools: str, stack: ExitStack) -> None:
     leak_mapping(stack)
     leak_region(stack)
-    probe = ShmLeakProbe(pool_prefix=None)
+    probe = ShmLeakProbe(own_pools)
     with probe:
-        pass
+        assert not probe.growth()
 
-    def leak_two_things() -> None:
+    def leak_three_things() -> None:
+        (SHM / f"{own_pools}1").write_bytes(bytes(10))
         leak_region(stack)
         leak_descriptor(stack)
 
-    with pytest.raises(AssertionError, match="descriptor of .*; object .*"), probe:
-        leak_two_things()
-
-
-def test_without_a_block_it_tells_what_has_grown_since_it_was_made(own_pools: str, stack: ExitStack) -> None:
-    probe = ShmLeakProbe(own_pools)
-    assert not probe.growth()
-    (SHM / f"{own_pools}1").write_bytes(bytes(10))
-    leak_region(stack)
+    with pytest.raises(AssertionError, match="bytes of .*; descriptor of .*; object .*"), probe:
+        leak_three_things()
     growth = probe.growth()
     assert repr(probe) == f"<ShmLeakProbe growth={dict(growth)}>"
     assert growth.pop(f"bytes of pools /dev/shm/{own_pools}*") == 10
-    assert list(growth.values()) == [1]
+    assert list(growth.values()) == [1, 1]
     stack.close()
     (SHM / f"{own_pools}1").unlink()
     assert not probe.growth()

@@ -7,11 +7,9 @@ import errno
 import os
 import select
 import socket
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -32,78 +30,52 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.testing.faults.system_calls import CALLS, Failing, Fault
 from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
 FIELD: Final = "regions[0]"
-NUMBERS: Final = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EMFILE)
-each_number = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+REFUSED: Final = (MachineError, RegionRefusedError, RegionGoneError)
+each_number = pytest.mark.parametrize("number", [errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EMFILE])
 
 
-class Place(NamedTuple):
-    """A system call that fails: the first ones of its kind go well."""
-
-    module: ModuleType
-    name: str
-    after: int = 0
+def failing(call: str, number: int, after: int = 0) -> Failing:
+    """Have all calls of a kind but the first ones fail with an error's number."""
+    return Failing(Fault(call, after, number, 2**30))
 
 
-class Failing:
-    """Lets a place fail, with an error's number."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.has_failed = False
-
-    @contextlib.contextmanager
-    def at(self, place: Place, number: int) -> Iterator[None]:
-        real, left = getattr(place.module, place.name), [None] * place.after
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            if left:
-                left.pop()
-                return real(*arguments, **named)
-            self.has_failed = True
-            raise OSError(number, os.strerror(number))
-
-        with self._monkeypatch.context() as patch:
-            patch.setattr(place.module, place.name, call)
-            yield
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
+@pytest.fixture(autouse=True)
+def _more_calls_that_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_modules = {os: "memfd_create eventfd lstat scandir statvfs", socket: "socket getaddrinfo", select: "epoll"}
+    for module, names in of_modules.items():
+        for name in names.split():
+            monkeypatch.setitem(CALLS, name, (module, name))
     monkeypatch.setattr(segments, "REGISTRY", HandoverRegistry())  # which has no server yet
-    return Failing(monkeypatch)
 
 
-MAKING: Final[dict[str, tuple[RegionKind, Place]]] = {
-    "a file": (RegionKind.SYSTEM, Place(os, "open")),
-    "the file's owner": (RegionKind.SYSTEM, Place(os, "fchmod")),
-    "its space": (RegionKind.SYSTEM, Place(os, "posix_fallocate")),
-    "its description": (RegionKind.SYSTEM, Place(os, "open", 1)),
-    "its folder": (RegionKind.SYSTEM, Place(os, "open", 2)),
-    "its name": (RegionKind.SYSTEM, Place(os, "link")),
-    "a memfd": (RegionKind.SEALED, Place(os, "memfd_create")),
-    "a memfd's space": (RegionKind.SEALED, Place(os, "posix_fallocate")),
-    "a memfd's description": (RegionKind.SEALED, Place(os, "open")),
-    "a socket's waker": (RegionKind.SEALED, Place(os, "eventfd")),
-    "a socket": (RegionKind.SEALED, Place(socket, "socket")),
+MAKING: Final = {
+    "a file": (RegionKind.SYSTEM, "open", 0),
+    "the file's owner": (RegionKind.SYSTEM, "fchmod", 0),
+    "its space": (RegionKind.SYSTEM, "posix_fallocate", 0),
+    "its description": (RegionKind.SYSTEM, "open", 1),
+    "its folder": (RegionKind.SYSTEM, "open", 2),
+    "its name": (RegionKind.SYSTEM, "link", 0),
+    "a memfd": (RegionKind.SEALED, "memfd_create", 0),
+    "a memfd's space": (RegionKind.SEALED, "posix_fallocate", 0),
+    "a memfd's description": (RegionKind.SEALED, "open", 0),
+    "a socket's waker": (RegionKind.SEALED, "eventfd", 0),
+    "a socket": (RegionKind.SEALED, "socket", 0),
 }
-each_place = pytest.mark.parametrize("place", MAKING.values(), ids=list(MAKING))
 
 
 @each_number
-@each_place
-def test_memory_that_cannot_be_made_is_an_error_of_the_machine(
-    failing: Failing, place: tuple[RegionKind, Place], number: int
-) -> None:
-    kind, at = place
-    with failing.at(at, number), pytest.raises(NoSharedMemoryError) as raised:
+@pytest.mark.parametrize(("kind", "call", "after"), MAKING.values(), ids=MAKING)
+def test_what_cannot_be_made_is_the_machines_fault(kind: RegionKind, call: str, after: int, number: int) -> None:
+    with failing(call, number, after) as fault, pytest.raises(NoSharedMemoryError) as raised:
         ManagedRegion.create(1, kind=kind)
-    assert failing.has_failed
+    assert fault.has_happened
     assert isinstance(raised.value, NoDescriptorsError) is (number == errno.EMFILE)
     if number != errno.ENOSPC:
         assert ("has none left" if number == errno.EMFILE else os.strerror(number)) in str(raised.value)
@@ -112,27 +84,27 @@ def test_memory_that_cannot_be_made_is_an_error_of_the_machine(
     region.close()
 
 
-OPENING: Final[dict[str, tuple[RegionKind, Place]]] = {
-    "a file": (RegionKind.SYSTEM, Place(os, "open")),
-    "its mapping": (RegionKind.SYSTEM, Place(sys.modules["mmap"], "mmap")),
-    "a socket": (RegionKind.SEALED, Place(socket, "socket")),
-    "a memfd once more": (RegionKind.SEALED, Place(os, "open", 1)),  # the first is its client's
-    "its mapping, sealed": (RegionKind.SEALED, Place(sys.modules["mmap"], "mmap")),
+OPENING: Final = {
+    "a file": (RegionKind.SYSTEM, "open", 0),
+    "its mapping": (RegionKind.SYSTEM, "mmap", 0),
+    "a socket": (RegionKind.SEALED, "socket", 0),
+    "a memfd once more": (RegionKind.SEALED, "open", 1),  # the first is its client's
+    "its mapping, sealed": (RegionKind.SEALED, "mmap", 0),
 }
 
 
 @each_number
-@pytest.mark.parametrize("place", OPENING.values(), ids=list(OPENING))
-def test_memory_that_cannot_be_opened_is_refused_or_the_machines_fault(
-    failing: Failing, place: tuple[RegionKind, Place], number: int
-) -> None:
-    kind, at = place
+@pytest.mark.parametrize(("kind", "call", "after"), OPENING.values(), ids=OPENING)
+def test_what_cannot_be_opened_is_refused_or_told(kind: RegionKind, call: str, after: int, number: int) -> None:
     region = ManagedRegion.create(1, kind=kind)
     named = region.segment.key, region.header.token.hex(), FIELD
     try:
-        with failing.at(at, number), pytest.raises((MachineError, RegionRefusedError, RegionGoneError)) as raised:
+        with (
+            failing(call, number, after) as fault,
+            pytest.raises((MachineError, RegionRefusedError, RegionGoneError)) as raised,
+        ):
             open_region(*named)
-        assert failing.has_failed
+        assert fault.has_happened
         assert isinstance(raised.value, NoDescriptorsError) is (number == errno.EMFILE)
         open_region(*named).close()
     finally:
@@ -145,14 +117,14 @@ def find_host(_: SystemSegment) -> None:
     raise RegionGoneError("what the name means, the first request will tell")
 
 
-OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], object], Place]]] = {
-    "look": (lambda segment: segment.check(PAGE_SIZE, FIELD), Place(os, "lstat")),
-    "lease": (lambda segment: locks.use(segment.fileno()), Place(os, "open")),
-    "Triton's own": (lambda segment: _take_memory(segment.key, PAGE_SIZE), Place(os, "open")),
-    "a user's": (lambda _: SystemShmHandle("mine", 1), Place(os, "open")),
-    "gRPC": (lambda _: GrpcAddress("localhost:1", "localhost").channel(grpc), Place(select, "epoll")),
-    "a host's address": (find_host, Place(socket, "getaddrinfo")),
-    "a host's socket": (find_host, Place(socket, "socket")),
+OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], object], str]]] = {
+    "look": (lambda segment: segment.check(PAGE_SIZE, FIELD), "lstat"),
+    "lease": (lambda segment: locks.use(segment.fileno()), "open"),
+    "Triton's own": (lambda segment: _take_memory(segment.key, PAGE_SIZE), "open"),
+    "a user's": (lambda _: SystemShmHandle("mine", 1), "open"),
+    "gRPC": (lambda _: GrpcAddress("localhost:1", "localhost").channel(grpc), "epoll"),
+    "a host's address": (find_host, "getaddrinfo"),
+    "a host's socket": (find_host, "socket"),
 }
 
 
@@ -165,56 +137,43 @@ def segment() -> Iterator[SystemSegment]:
 
 
 @each_number
-@pytest.mark.parametrize("place", OTHERS.values(), ids=list(OTHERS))
+@pytest.mark.parametrize(("work", "call"), OTHERS.values(), ids=OTHERS)
 def test_whatever_opens_something_raises_errors_of_ours(
-    failing: Failing, segment: SystemSegment, place: tuple[Callable[[SystemSegment], object], Place], number: int
+    segment: SystemSegment, work: Callable[[SystemSegment], object], call: str, number: int
 ) -> None:
-    work, at = place
-    with failing.at(at, number), pytest.raises(ShmError):
+    with failing(call, number) as fault, pytest.raises(ShmError):
         work(segment)
-    assert failing.has_failed
+    assert fault.has_happened
 
 
 @each_number
-def test_what_cannot_be_removed_now_is_left_to_the_reaper(failing: Failing, number: int) -> None:
+def test_what_cannot_be_removed_is_left_to_the_reaper(segment: SystemSegment, number: int) -> None:
     region = ManagedRegion.create(1)
-    with failing.at(Place(os, "unlink"), number):
+    with failing("unlink", number):
         region.segment.unlink()
         region.close()
         reaper.reap()
+    for name in ("scandir", "open"):
+        with failing(name, number):
+            assert reaper.reap() == []
     reaper.reap()
     assert not (DEV_SHM / region.segment.key).exists()
-
-
-@each_number
-@pytest.mark.parametrize("name", ["scandir", "open"])
-def test_a_folder_that_cannot_be_looked_through_has_nothing_to_be_reaped(
-    failing: Failing, segment: SystemSegment, name: str, number: int
-) -> None:
-    with failing.at(Place(os, name), number):
-        assert reaper.reap() == []
-
-
-@each_number
-def test_a_folder_that_is_not_there_has_no_room(failing: Failing, number: int) -> None:
-    with failing.at(Place(os, "statvfs"), number):
+    with failing("statvfs", number):
         assert (free_bytes(), total_bytes(), PoolOptions(region="system").budget_bytes(0)) == (0, 0, 0)
 
 
 PLACES: Final = {
-    **{name: at for name, (_, at) in MAKING.items()},
-    "a host's address": Place(socket, "getaddrinfo"),
-    "its size": Place(os, "statvfs"),
-    "what is in it": Place(os, "scandir"),
+    **{name: (call, after) for name, (_, call, after) in MAKING.items()},
+    "a host's address": ("getaddrinfo", 0),
+    "its size": ("statvfs", 0),
+    "what is in it": ("scandir", 0),
 }
 
 
 @each_number
-@pytest.mark.parametrize("at", PLACES.values(), ids=list(PLACES))
+@pytest.mark.parametrize(("call", "after"), PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("region", ["auto", "system"])
-def test_a_client_takes_another_path_or_says_what_is_wrong(
-    failing: Failing, region: RegionName, at: Place, number: int
-) -> None:
+def test_a_client_takes_another_path_or_says_why(region: RegionName, call: str, after: int, number: int) -> None:
     def infer(client: ShmClient, path: Any) -> str:
         with client.infer("m", {"IN0": X}, path=path) as result:
             np.testing.assert_array_equal(result["OUT0"], 2 * X)
@@ -222,7 +181,7 @@ def test_a_client_takes_another_path_or_says_what_is_wrong(
 
     with FakeServer(config("m")) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore", CopyWarning)
-        with failing.at(at, number), client_of(server, pool=PoolOptions(region=region), inline_bytes=0) as client:
+        with failing(call, number, after), client_of(server, pool=PoolOptions(region=region), inline_bytes=0) as client:
             infer(client, "auto")
             assert infer(client, "inline") == "inline"
             for path in ("direct", "triton-shm"):

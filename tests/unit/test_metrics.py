@@ -51,14 +51,9 @@ class Counted:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> LoneServer:
-    return start_server(monkeypatch)
-
-
-@pytest.fixture
-def counted(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 3600.0)  # the tests publish by themselves
-    counted = Counted(server)
+    counted = Counted(start_server(monkeypatch))
     yield counted
     counted.metrics.close()
 
@@ -80,21 +75,20 @@ def changes(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_answers_are_counted_by_path_and_growth_adds_up(counted: Counted, changes: list[float]) -> None:
-    for path in ("direct", "triton", "direct"):
+    for _ in range(1000):
+        counted.metrics.answered("direct", 2, 1)
+    assert changes == [], "calls reach the server only when they are published"
+    assert counted.published() == {"copied_bytes_total": 1000, "zero_copy_bytes_total": 2000}
+    assert sorted(changes) == [1000, 1000, 2000], "many cost as many round trips as one"
+    for path in ("triton", "direct"):
         counted.metrics.answered(path, 0, 0)
         counted.metrics.took(1e-5)
         counted.metrics.publish()
     changes.clear()
-    assert counted.published("path") == {"calls_total direct": 2, "calls_total triton": 1}
+    assert counted.published("path") == {"calls_total direct": 1001, "calls_total triton": 1}
     assert changes == [], "where nothing has happened, nothing is sent"
-    assert counted.published("le")["own_seconds_bucket +Inf"] == 3
+    assert counted.published("le")["own_seconds_bucket +Inf"] == 2
     assert {(labels["model"], labels["version"]) for _, labels, _ in counted.series()} == {("resize", "3")}
-
-
-@pytest.mark.parametrize("error", [ValueError("the model's own"), KeyboardInterrupt(), ProbedError("the report is …")])
-def test_other_errors_are_no_refusals(counted: Counted, error: BaseException) -> None:
-    counted.metrics.refused(error)
-    assert counted.published("reason") == {}
 
 
 def test_own_time_is_a_cumulative_histogram(counted: Counted, changes: list[float]) -> None:
@@ -119,27 +113,19 @@ def test_own_time_is_a_cumulative_histogram(counted: Counted, changes: list[floa
 
 
 def test_what_is_mapped_is_told_as_it_is(counted: Counted) -> None:
-    counted.mapped = (8192, 2)
-    assert counted.published() == {"mapped_bytes": 8192, "mapped_regions": 2}
-    counted.mapped = (4096, 1)
-    assert counted.published() == {"mapped_bytes": 4096, "mapped_regions": 1}
+    for byte_size, count in ((8192, 2), (4096, 1)):
+        counted.mapped = (byte_size, count)
+        assert counted.published() == {"mapped_bytes": byte_size, "mapped_regions": count}
     counted.mapped = (0, 0)
     assert counted.published() == {}
 
 
-def test_many_calls_cost_as_many_round_trips_as_one(counted: Counted, changes: list[float]) -> None:
-    for _ in range(1000):
-        counted.metrics.answered("direct", 2, 1)
-    assert changes == [], "calls reach the server only when they are published"
-    assert counted.published() == {"copied_bytes_total": 1000, "zero_copy_bytes_total": 2000}
-    assert sorted(changes) == [1000, 1000, 2000]
-
-
-def test_sums_are_published_until_the_server_has_gone(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_published_until_the_server_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise RuntimeError("the server has gone")
 
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 0.001)
+    server = start_server(monkeypatch)
     counted = Counted(server)
     counted.metrics.answered("direct", 1, 1)
     eventually(lambda: sum(value for *_, value in counted.series("calls_total")) == 1)
@@ -152,7 +138,8 @@ def test_sums_are_published_until_the_server_has_gone(server: LoneServer, monkey
     assert server.lines == ["model 'resize' no longer publishes its metrics: the server has gone"]
 
 
-def test_a_server_without_metrics_is_warned_of(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_metrics_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start_server(monkeypatch)
     monkeypatch.delattr(server.backend, "MetricFamily")
     assert Metrics.start_or_warn(TritonBackend(), "resize", "3", lambda: (0, 0)) is None
     (line,) = server.lines
@@ -160,15 +147,16 @@ def test_a_server_without_metrics_is_warned_of(server: LoneServer, monkeypatch: 
 
 
 def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(counted: Counted) -> None:
-    """A probe's answer is no refusal."""
     counted.metrics.publish()
     before = len(counted.series())
+    for error in (ValueError("the model's own"), KeyboardInterrupt(), ProbedError("the report is …")):
+        counted.metrics.refused(error)
+    assert counted.published("reason") == {}
     for number in range(1000):
         counted.metrics.refused(TableError(f"inputs[{number}]", str(number), "another"))
         counted.metrics.publish()
     counted.metrics.refused(ModelError("no output"))
     assert counted.published("reason") == {"refusals_total TableError": 1000, "refusals_total ModelError": 1}
-    assert len(counted.series()) == before + 2
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShmError)]
     for kind in kinds:
         counted.metrics.refused(kind.__new__(kind))
@@ -180,19 +168,18 @@ def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(co
 X = np.arange(4, dtype=np.float32)
 
 
-class Told:
-    def __init__(self) -> None:
-        self.told: list[Any] = []
+class Told(list[Any]):
+    """What a call tells the metrics."""
 
-    def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
-        self.told.append((path, zero_copy_bytes, copied_bytes))
+    def answered(self, *counts: Any) -> None:
+        self.append(counts)
 
     def refused(self, error: BaseException) -> None:
-        self.told.append(type(error))
+        self.append(type(error))
 
     def took(self, own_s: float) -> None:
         assert own_s > 0
-        self.told.append("time")
+        self.append("time")
 
 
 @pytest.fixture
@@ -208,17 +195,20 @@ def session(cuda: CudaRuntime, metrics: Any, monkeypatch: pytest.MonkeyPatch) ->
         yield session
 
 
-def test_what_is_copied_counts_as_such(session: ShmSession, metrics: Told, client: Client) -> None:
+def test_what_is_copied_and_calls_that_fail_are_counted(session: ShmSession, metrics: Told, client: Client) -> None:
     def infer(call: Call) -> None:
         call.put("Y", np.ones(4, np.float32))
-        double(call) if call.parameters else None
         call.put("Z", np.ones(2, np.float32))
 
     session.serve([client.request({"X": X}, {"Y": 16, "Z": 4}, delivered={"W": X})], infer)
-    assert metrics.told == ["time", ("direct", 16, 16 + 16 + 8)]
-    del metrics.told[:]
+    assert metrics == ["time", ("direct", 16, 16 + 16 + 8)]
+    del metrics[:]
     session.serve([delivered({}, ["Y"], {"X": X})], double)
-    assert metrics.told == ["time", ("triton", 0, 32)], "what Triton delivers was copied"
+    assert metrics == ["time", ("triton", 0, 32)], "what Triton delivers was copied"
+    del metrics[:]
+    session.serve([client.request({}, {"Y": 16})], double)
+    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: None)
+    assert [kind.__name__ for kind in metrics] == ["MissingTensorError", "ModelError"]
 
 
 def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, metrics: Told, client: Client) -> None:
@@ -227,8 +217,8 @@ def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, 
         call.ready_on(0)
 
     session.serve([client.request({"X": X}, {"Y": 16})], infer)
-    assert metrics.told == ["time", ("direct", 32, 0)]
-    del metrics.told[:]
+    assert metrics == ["time", ("direct", 32, 0)]
+    del metrics[:]
 
     def infer_and_fail(call: Call) -> None:
         infer(call)
@@ -236,14 +226,8 @@ def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, 
 
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer_and_fail)
     assert error_code(response) == "UNAVAILABLE"
-    (kind,) = metrics.told
+    (kind,) = metrics
     assert issubclass(kind, MachineError)
-
-
-def test_a_call_that_fails_is_a_refusal(session: ShmSession, metrics: Told, client: Client) -> None:
-    session.serve([client.request({}, {"Y": 16})], double)
-    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: None)
-    assert [kind.__name__ for kind in metrics.told] == ["MissingTensorError", "ModelError"]
 
 
 @pytest.mark.parametrize("kind", [MeasuredCall, MeasuredDebugCall])
@@ -253,16 +237,15 @@ def test_a_call_outside_of_serve_is_counted_once_with_shm_debug_too(
     monkeypatch.setattr(session, "_new_call", lambda *arguments: kind(metrics, *arguments))
     with session.open(client.request({"X": X}, {"Y": 16})) as call:
         double(call)
-    assert metrics.told == ["time", ("direct", 32, 0)]
-    del metrics.told[:]
+    assert metrics == ["time", ("direct", 32, 0)]
+    del metrics[:]
     with pytest.raises(ValueError, match="no"), session.open(client.request({"X": X}, {"Y": 16})):
         raise ValueError("no")
-    assert metrics.told == [ValueError]
+    assert metrics == [ValueError]
 
 
 TEXT = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-QUERIES = [code for language, code in BLOCKS if language == "promql"]
+QUERIES = re.findall(r"^```promql\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_the_table_has_every_metric_and_its_label() -> None:

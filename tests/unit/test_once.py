@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,10 +32,9 @@ from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import FakeTransport, async_client_of, client_of
 from tests.unit.side_by_side import side_by_side
 
-CALLS: Final = 300
-THREADS: Final = 200
+CALLS, THREADS = 300, 200
 X = np.arange(6, dtype=np.float32)
-PAUSE: Final = Pause(1.0)
+PAUSE = Pause(1.0)
 
 
 def searching() -> Steps[str]:
@@ -43,12 +42,9 @@ def searching() -> Steps[str]:
 
 
 @pytest.fixture
-def once() -> Once:
-    return Once()
-
-
-def caller(once: Once, what: str = "it") -> Steps[str]:
-    return once.find(what, searching, time.monotonic() + 60)
+def callers() -> list[Steps[str]]:
+    once = Once()
+    return [once.find("it", searching, time.monotonic() + 60) for _ in range(3)]
 
 
 def future_in(step: Any) -> concurrent.futures.Future[Any]:
@@ -63,8 +59,8 @@ def outcome_of(call: Steps[Any], sent: Any) -> Any:
 
 
 @pytest.mark.parametrize("error", [out_of_time("it waited"), KeyboardInterrupt(), asyncio.CancelledError(), None])
-def test_where_the_one_who_searches_is_broken_off_another_one_does(once: Once, error: BaseException | None) -> None:
-    first, second, third = caller(once), caller(once), caller(once)
+def test_where_who_searches_is_broken_off_another_does(callers: list[Steps[str]], error: BaseException | None) -> None:
+    first, second, third = callers
     next(first)
     waits = future_in(next(second)), future_in(next(third))
     if error is None:
@@ -78,8 +74,8 @@ def test_where_the_one_who_searches_is_broken_off_another_one_does(once: Once, e
     assert outcome_of(third, found.result(0)) == "found"
 
 
-def test_a_call_waits_no_longer_than_its_own_deadline(once: Once) -> None:
-    first, second = caller(once), caller(once)
+def test_a_call_waits_no_longer_than_its_own_deadline(callers: list[Steps[str]]) -> None:
+    first, second, _ = callers
     next(first)
     next(second)
     with pytest.raises(DeadlineExceededError, match="another call was asking the server the same"):
@@ -104,18 +100,13 @@ def test_a_signals_handler_searches_itself(server: FakeServer, monkeypatch: pyte
             np.testing.assert_array_equal(result["OUT0"], 2 * X)
 
 
-class Counting:
-    def __init__(self) -> None:
-        self.sent: Counter[str] = Counter()
-
-    def count(self, message: Any) -> None:
-        name = message.procedure if hasattr(message, "procedure") else message.path
-        kinds = ("unregister", "register", "config", "infer")
-        self.sent[next(kind for kind in kinds if kind in name.lower())] += 1
+class Counting(Counter[str]):
+    """How many messages of each kind were sent."""
 
     def taken(self) -> dict[str, int]:
-        taken, self.sent = self.sent, Counter()
-        return dict(taken)
+        taken = dict(self)
+        self.clear()
+        return taken
 
 
 @pytest.fixture
@@ -123,7 +114,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting, send = Counting(), FakeTransport.send
 
     def counted(transport: FakeTransport, message: Any, timeout_s: float) -> Any:
-        counting.count(message)
+        name = message.procedure if hasattr(message, "procedure") else message.path
+        counting[next(kind for kind in ("unregister", "register", "config", "infer") if kind in name.lower())] += 1
         return send(transport, message, timeout_s)
 
     monkeypatch.setattr(FakeTransport, "send", counted)
@@ -134,7 +126,7 @@ def gone(_: Order) -> None:
     raise ServerUnavailableError("gone")
 
 
-ONE_OF_EACH: Final = {"config": 1, "register": 1, "unregister": 1}
+ONE_OF_EACH = {"config": 1, "register": 1, "unregister": 1}
 
 
 def test_tasks_ask_once_and_again_after_a_restart(server: FakeServer, counting: Counting, protocol: str) -> None:

@@ -20,7 +20,6 @@ from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
-from shm_backend_utils.client.transports.transport import is_this_machine
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError, refusal
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
@@ -49,9 +48,9 @@ def run(operation: Steps[T]) -> T:
         while True:
             if isinstance(step, Offload):
                 step = operation.send(step.work())
-                continue
-            assert isinstance(step, Send)
-            step = operation.throw(InferenceError("Unable to open shared memory region: 'its key'"))
+            else:
+                assert isinstance(step, Send)
+                step = operation.throw(InferenceError("Unable to open shared memory region: 'its key'"))
     except StopIteration as end:
         value: T = end.value
         return value
@@ -72,28 +71,11 @@ def found(explanation: Explanation, name: str) -> Check:
     return check
 
 
-@pytest.mark.parametrize(
-    ("host", "is_here"),
-    [
-        *((host, True) for host in ("localhost", "127.0.0.1", "127.0.0.2", "0.0.0.0")),
-        *((host, False) for host in (FAR_AWAY, "2001:db8::1", "not a host name", "-", "1.2.3.4.5")),
-    ],
-)
-def test_a_host_is_this_machine_by_its_addresses_alone(host: str, is_here: bool) -> None:
-    assert is_this_machine(host) is is_here
-
-
-@pytest.mark.parametrize("path", ["", "Direct", "triton_shm", "shm"])
-def test_another_path_is_refused_with_those_that_there_are(path: str) -> None:
+def test_another_path_is_refused_with_those_that_there_are(far_away: PathChooser) -> None:
     assert [check_path(known) for known in ("auto", "inline")] == ["auto", "inline"]
-    with pytest.raises(CallerError, match=f"path is '{path}'; expected one of auto, direct, triton-shm, inline"):
-        check_path(path)
-
-
-def test_a_path_that_is_asked_for_by_name_is_refused_with_all_that_stands_against_it(far_away: PathChooser) -> None:
-    message = "'resize' cannot be called on the path 'direct': .* is another machine"
-    with pytest.raises(PathUnavailableError, match=message):
-        run(far_away.choose(model(), "direct", 1.0))
+    for path in ("", "Direct", "triton_shm", "shm"):
+        with pytest.raises(CallerError, match=f"path is '{path}'; expected one of auto, direct, triton-shm, inline"):
+            check_path(path)
     with pytest.raises(PathUnavailableError, match="another machine.*; .*does not declare the direct path"):
         run(far_away.choose(model(paths=None), "direct", 1.0))
 
@@ -122,29 +104,22 @@ def test_what_is_declared_is_checked(far_away: PathChooser, known: KnownModel, n
     assert found(explained(far_away, known), name).outcome is outcome
 
 
-def test_a_path_that_was_tried_in_vain_is_closed_for_that_model(far_away: PathChooser) -> None:
-    known, other = model(), model()
-    explained(far_away, known)
-    far_away.refuse(known, "inline", "it says no")
-    explanation = explained(far_away, known)
-    assert found(explanation, "tried inline?").detail == "it was tried: it says no"
-    assert (explanation.path, explained(far_away, other).path) == (None, "inline")
-
-
 def test_a_decision_is_logged_once_until_a_refusal(far_away: PathChooser, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "shm_backend_utils")
-    known = model()
-    first = explained(far_away, known)
+    known, other = model(), model()
     explained(far_away, known)
+    first = explained(far_away, known)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"model 'resize' takes the path inline: {FAR_AWAY} is another machine")
-    first = explained(far_away, known)
     assert run(far_away.choose(known, "auto", 1.0)) == "inline"
     assert known.explanation is first
     far_away.refuse(known, "inline", "it says no")
     with contextlib.suppress(PathUnavailableError):
         run(far_away.choose(known, "auto", 1.0))
     assert known.explanation is not first
+    explanation = explained(far_away, known)
+    assert found(explanation, "tried inline?").detail == "it was tried: it says no"
+    assert (explanation.path, explained(far_away, other).path) == (None, "inline"), "for that model alone"
 
 
 @pytest.mark.parametrize("paths", [None, "direct,triton-shm,inline"])
@@ -152,12 +127,9 @@ def test_an_ensemble_has_no_direct_path_whatever_it_declares(far_away: PathChoos
     """Its steps would not find what lies in shared memory."""
     explanation = explained(far_away, model(paths, input=[TENSOR | {"optional": False}], platform="ensemble"))
     assert not explanation.open("direct")
-    details = [check.detail for check in explanation.checks if check.needed_by == ("direct",)]
-    assert len(details) == 1
-    assert details[0].startswith(
-        "model 'resize' is an ensemble: Triton passes its tensors to the steps itself, whatever its SHM"
-    )
-    assert "call a step by its own name, or a model that calls the steps by call.forward" in details[0]
+    (detail,) = [check.detail for check in explanation.checks if check.needed_by == ("direct",)]
+    assert detail.startswith("model 'resize' is an ensemble: Triton passes its tensors to the steps itself, whatever")
+    assert "call a step by its own name, or a model that calls the steps by call.forward" in detail
 
 
 X = np.arange(6, dtype=np.float32)
@@ -166,10 +138,8 @@ X = np.arange(6, dtype=np.float32)
 class BlindServer(FakeServer):
     """Its models cannot fetch sealed memory, for a reason that may change; it counts the requests that tell that."""
 
-    def __init__(self, *configs: dict[str, Any]) -> None:
-        super().__init__(*configs)
-        self.error: ShmError | None = RegionGoneError("regions[0] is handed over by nobody")
-        self.refused = 0
+    error: ShmError | None = RegionGoneError("regions[0] is handed over by nobody")
+    refused = 0
 
     def infer(self, order: Order) -> Any:
         if SLOT_PARAMETER in order.parameters and is_sealed(order) and self.error is not None:
@@ -189,20 +159,16 @@ def blind() -> Iterator[BlindServer]:
         yield server
 
 
-def check_of(client: ShmClient) -> Check | None:
-    return next((check for check in client.explain("m").checks if check.name == "sealed memory?"), None)
+def check_of(client: ShmClient, model: str = "m") -> Check | None:
+    return next((check for check in client.explain(model).checks if check.name == "sealed memory?"), None)
 
 
 def infer(client: ShmClient) -> None:
     np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [RegionGoneError("regions[0] is handed over by nobody"), RegionRefusedError("regions[0]", "too late")],
-    ids=["gone", "refused"],
-)
-def test_else_it_lies_in_dev_shm(blind: BlindServer, error: ShmError) -> None:
+@pytest.mark.parametrize("error", [BlindServer.error, RegionRefusedError("regions[0]", "too late")])
+def test_else_it_lies_in_dev_shm_and_to_look_again_is_to_try_again(blind: BlindServer, error: ShmError) -> None:
     blind.error = error
     with client_of(blind) as client:
         for _ in range(3):
@@ -214,30 +180,21 @@ def test_else_it_lies_in_dev_shm(blind: BlindServer, error: ShmError) -> None:
         assert check.outcome is False
         assert str(error) in check.detail
         assert client.explain("m").path == "direct"
-
-
-def test_to_look_again_is_to_try_again(blind: BlindServer) -> None:
-    with client_of(blind) as client:
-        infer(client)
         blind.error = None
         client.explain("m")
         infer(client)
-        assert [is_sealed(order) for order in blind.orders] == [False, True]
+        assert is_sealed(blind.orders[-1])
 
 
-def test_who_wants_none_is_asked_for_none(server: FakeServer) -> None:
-    with client_of(server, pool=PoolOptions(region="system")) as client:
+def test_who_wants_none_and_models_that_are_closed_to_direct_are_not_asked(blind: BlindServer) -> None:
+    blind.configs["closed"] = config("closed", parameters={"SHM_PATHS": {"string_value": "triton-shm,inline"}})
+    with client_of(blind, pool=PoolOptions(region="system")) as client:
         infer(client)
-        assert [is_sealed(order) for order in server.orders] == [False]
+        assert [is_sealed(order) for order in blind.orders] == [False]
         assert check_of(client) is None
-
-
-def test_a_model_that_is_closed_to_direct_is_not_probed() -> None:
-    closed = config("m", parameters={"SHM_PATHS": {"string_value": "triton-shm,inline"}})
-    blind = BlindServer(closed)
-    with blind, client_of(blind) as client:
-        assert check_of(client) is None
-        assert blind.refused == 0
+    with client_of(blind) as client:
+        assert check_of(client, "closed") is None
+    assert blind.refused == 0
 
 
 def refuse_sealed(order: Order) -> None:
@@ -270,31 +227,27 @@ def test_memory_that_is_refused_with_every_region_closes_the_path(server: FakeSe
         assert client.infer("m", {"IN0": X}).path != "direct"
 
 
-def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_model_can_do_without_another_one_still_needs() -> None:
     """Neither shares /dev/shm with the client, and one cannot fetch sealed memory."""
 
-    class Pod(FakeServer):
+    class Pod(BlindServer):
         def register(self, name: str, key: str, byte_size: int) -> None:
             raise InferenceError(f"Unable to open shared memory region: '{key}'", "StatusCode.INTERNAL")
 
         def infer(self, order: Order) -> Any:
-            if order.model == "blind" and SLOT_PARAMETER in order.parameters:
-                raise InferenceError(refusal(RegionGoneError("regions[0] is handed over by nobody")), "400")
-            return super().infer(order)
+            return super().infer(order) if order.model == "blind" else FakeServer.infer(self, order)
 
-    server = Pod(config("sees"), config("blind"))
-    with server, client_of(server, inline_bytes=0) as client, warnings.catch_warnings():
-        warnings.simplefilter("ignore", CopyWarning)
-        assert client.infer("sees", {"IN0": X}).path == "direct"
-        assert client.infer("blind", {"IN0": X}).path == "inline"
-        assert client.explain("sees").path == "direct"
-        assert client.explain("blind").path == "inline"
+    with Pod(config("sees"), config("blind")) as server, client_of(server, inline_bytes=0) as client:
+        for model, path in (("sees", "direct"), ("blind", "inline")):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CopyWarning)
+                assert client.infer(model, {"IN0": X}).path == path
+        assert [client.explain(model).path for model in ("sees", "blind")] == ["direct", "inline"]
 
 
 @pytest.mark.parametrize(
     "answer",
     [("Stub process 'm_0' is not healthy.", "StatusCode.INTERNAL"), ("must specify a non-zero correlation ID", "400")],
-    ids=["dead", "sequence"],
 )
 def test_an_answer_of_no_verdict(server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]) -> None:
     def refuse(_: FakeServer, order: Order) -> None:
