@@ -1,7 +1,4 @@
-"""Requests on the direct path that are made by hand, so that a test can break any part of them.
-
-Nothing here uses the package's own way of writing a table or a slot's address: it is a second reading of the protocol.
-"""
+"""Requests on the direct path by a second reading of the protocol, so that a test can break any part of them."""
 
 from __future__ import annotations
 
@@ -17,18 +14,12 @@ import tritonclient.grpc
 import tritonclient.http
 
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import SlotRecord
-from shm_backend_utils.protocol.results import OutputPlace
 
 STEP: Final = 4096
 """Bytes from one tensor to the next."""
-
 FIRST_GENERATION: Final = 5
-
-DATATYPES: Final = {"INT32": 8, "INT64": 9, "FP32": 11, "BYTES": 13}
-_NUMBER_OF: Final = {"int32": 8, "int64": 9, "float32": 11}
-
+FP32: Final = 11
 NO_FENCE: Final = 0xFFFF
 _HEAD: Final = "QIHHHHHHQ"
 _TENSOR: Final = "QQHBBHH"
@@ -47,7 +38,7 @@ def _padded(data: bytes) -> bytes:
 
 @dataclass
 class Tensor:
-    """An input or an output of a table. ``rank`` is that of the shape, where not given."""
+    """An input or an output of a table."""
 
     name: bytes
     offset: int
@@ -55,13 +46,10 @@ class Tensor:
     region: int = 0
     datatype: int = 0
     shape: list[int] = field(default_factory=list)
-    flags: int = 0
-    rank: int | None = None
 
     def packed(self) -> bytes:
-        rank = len(self.shape) if self.rank is None else self.rank
         place = self.offset, self.byte_size, self.region
-        head = _packed(_TENSOR, *place, self.datatype, rank, len(self.name), self.flags)
+        head = _packed(_TENSOR, *place, self.datatype, len(self.shape), len(self.name), 0)
         return head + _packed("Q" * len(self.shape), *self.shape) + _padded(self.name)
 
 
@@ -73,17 +61,15 @@ class Claim:
     name: bytes
     byte_size: int = 0
     secret: bytes = bytes(16)
-    slot: int = 0
-    fence: int = NO_FENCE
 
     def packed(self) -> bytes:
-        head = _packed(_CLAIM, self.kind, 0, self.slot, self.fence, len(self.name), self.byte_size)
+        head = _packed(_CLAIM, self.kind, 0, 0, NO_FENCE, len(self.name), self.byte_size)
         return head + self.secret + _padded(self.name)
 
 
 @dataclass
 class Table:
-    """A table as it is written. Counts and length are those of the content, where not given."""
+    """A table as it is written. Its length is that of the content, where not given."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -92,8 +78,6 @@ class Table:
     frame_slot: int = 0
     frame_stride: int = 0
     length: int | None = None
-    output_count: int | None = None
-    region_count: int | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         return next(each for each in [*self.inputs, *self.outputs] if each.name == name.encode())
@@ -106,8 +90,8 @@ class Table:
             generation,
             struct.calcsize(f"<{_HEAD}") + len(body) if self.length is None else self.length,
             len(self.inputs),
-            len(self.outputs) if self.output_count is None else self.output_count,
-            len(self.regions) if self.region_count is None else self.region_count,
+            len(self.outputs),
+            len(self.regions),
             self.frame_count,
             self.frame_slot,
             0,  # which asks for no report
@@ -137,14 +121,12 @@ class HandMade:
         self,
         url: str,
         model: str,
-        inputs: Mapping[str, npt.NDArray[Any]],
+        inputs: Mapping[str, npt.NDArray[np.float32]],
         outputs: Mapping[str, int],
         *,
         slot_count: int = 1,
-        tensor_count: int = 8,
-        record_byte_size: int = 4096,
     ) -> None:
-        self.region = ManagedRegion.create(tensor_count * STEP, slot_count, record_byte_size=record_byte_size)
+        self.region = ManagedRegion.create(8 * STEP, slot_count, record_byte_size=4096)
         self.recorded: int = FIRST_GENERATION
         self.generation: Any = FIRST_GENERATION
         self.parameters: dict[str, Any] = {}
@@ -205,10 +187,6 @@ class HandMade:
         array: npt.NDArray[Any] = self.region.bytes()[offset : offset + byte_size].copy().view(dtype)
         return array
 
-    def results(self) -> dict[str, OutputPlace]:
-        found = results.decode(bytes(self.record.results), [self.region.header.byte_size, *[1 << 40] * 8])
-        return {place.name: place for place in found.outputs}
-
     def content(self) -> bytes:
         """Return the whole region, but for the client's half of the slot's record."""
         everything = bytearray(self.region.bytes().tobytes())
@@ -223,9 +201,9 @@ class HandMade:
         self.region.segment.unlink()
         self.region.close()
 
-    def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> Tensor:
+    def _put(self, name: str, offset: int, array: npt.NDArray[np.float32]) -> Tensor:
         self.region.bytes()[offset : offset + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-        return Tensor(name.encode(), offset, array.nbytes, 0, _NUMBER_OF[array.dtype.name], list(array.shape))
+        return Tensor(name.encode(), offset, array.nbytes, 0, FP32, list(array.shape))
 
 
 @contextlib.contextmanager

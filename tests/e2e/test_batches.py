@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,6 @@ from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
 from .hand_made import hand_made
-
-T = TypeVar("T")
 
 EIGHT = 8
 """So many rows make a batch at once; for fewer, the server waits some time."""
@@ -45,14 +43,14 @@ def prepared(client: ShmClient, count: int, outputs: Any = None) -> Iterator[lis
         yield calls
 
 
-def all_at_once(works: Sequence[Callable[[], T]]) -> list[Future[T]]:
-    """Do everything side by side, and return when all of it has ended."""
+def all_at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do everything side by side, and return what came of it."""
     with ThreadPoolExecutor(len(works)) as threads:
-        return [threads.submit(work) for work in works]
+        return [future.result() for future in [threads.submit(work) for work in works]]
 
 
 def answers(calls: Sequence[PreparedCall]) -> list[Result]:
-    return [future.result() for future in all_at_once([call.infer for call in calls])]
+    return all_at_once([call.infer for call in calls])
 
 
 def facts(results: Sequence[Result]) -> npt.NDArray[np.int64]:
@@ -70,15 +68,6 @@ def test_rows_of_one_client_follow_one_another_and_not_a_byte_is_copied(client: 
             results = answers(calls)
             assert are_right(results)
             assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
-
-
-def test_rows_with_a_gap_between_them_are_copied_once(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT + 1) as calls:
-        gap = 3
-        results = answers([call for index, call in enumerate(calls) if index != gap])
-        values = [result["Y"][0, 0] / 2 for result in results]
-        assert values == [1 + index for index in range(EIGHT + 1) if index != gap]
-        assert facts(results).tolist() == [[EIGHT, index, EIGHT * 4 * WIDTH, 0] for index in range(EIGHT)]
 
 
 def test_rows_of_several_clients_are_copied_once_and_each_gets_its_own(triton_server: EmbeddedServer) -> None:
@@ -112,7 +101,7 @@ def test_rows_that_come_in_different_ways_make_one_batch(triton_server: Embedded
             *[lambda index=index: requests[index].infer([in_band_row(1 + index), carrier(1)]) for index in in_band],
             *[lambda index=index: grpc.infer("batch_rows", [in_band_row(1 + index), carrier(1)]) for index in plain],
         ]
-        responses = [future.result() for future in all_at_once(works)]
+        responses = all_at_once(works)
         values = [request.output("Y", np.float32) for request in requests]
         values += [responses[index].as_numpy("Y").ravel() for index in plain]
         assert [value.tolist() for value in values] == [[2 * (1 + index)] * WIDTH for index in range(EIGHT)]

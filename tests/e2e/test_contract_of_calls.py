@@ -1,7 +1,4 @@
-"""What each of the four clients does with calls on the real server: their options, and how they end.
-
-What they carry is in test_contract.py.
-"""
+"""What each of the four clients does with calls on the real server: their options, and how they end."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from tests.releases import takes_floats
 from tests.unit.forks.programs import run_program
 
 from .eventually import all_memory_comes_back, eventually
-from .flavours import AnyClient, AwaitedClient, Flavour
+from .flavours import TWO_FLAVOURS, AnyClient, AwaitedClient, Flavour
 from .wiretap import Wiretap, tapped
 
 pytestmark = pytest.mark.every_flavour
@@ -48,15 +45,13 @@ def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict
 
 
 @takes_floats
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName, version: str) -> None:
+def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName) -> None:
     parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
-    told = facts(
-        any_client, model_version=version, request_id="ö 7", parameters=parameters, queue_timeout_us=10**7, path=path
-    )
-    assert told["version"] == version
-    assert told["parameters"] == parameters
-    assert (told["request_id"], told["timeout"]) == ("ö 7", 10**7)
+    options: dict[str, Any] = {"parameters": parameters, "request_id": "ö 7", "queue_timeout_us": 10**7, "path": path}
+    for version in ("1", "2"):
+        told = facts(any_client, model_version=version, **options)
+        assert (told["version"], told["parameters"]) == (version, parameters)
+        assert (told["request_id"], told["timeout"]) == ("ö 7", 10**7)
 
 
 def test_a_call_knows_its_sequence_and_its_deadline(any_client: AnyClient, path: PathName) -> None:
@@ -102,9 +97,6 @@ def test_a_small_call_goes_in_band_by_default_where_that_is_faster(flavour: Flav
     with flavour.client(inline_bytes=None) as client, client.infer("rows", {"X": ROWS}, outputs=["DOUBLED"]) as result:
         np.testing.assert_array_equal(result["DOUBLED"], ROWS * 2)
         assert result.path == ("inline" if flavour.has_streams else "direct")
-
-
-# Calls side by side, late, cancelled and in streams.
 
 
 def test_memory_is_not_used_again_while_a_model_may_write_to_it(any_client: AnyClient) -> None:
@@ -236,24 +228,20 @@ def test_a_stream_whose_connection_breaks_is_an_error(triton_server: EmbeddedSer
             list(results)
 
 
-# Refusals: each fails alone.
-
-
-@pytest.mark.parametrize(
-    ("deed", "complaint"),
-    [
-        ("raise", "RuntimeError: the model gave up"),
-        ("raise after writing", "RuntimeError: the model gave up late"),
-        ("write an input", "read-only"),
-    ],
-)
-def test_a_misbehaving_model_serves_the_next_request(any_client: AnyClient, deed: str, complaint: str) -> None:
-    with pytest.raises(InferenceError) as failure:
-        any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
-    assert complaint in failure.value.message()
-    assert any_client.stats().failures == 1
-    with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
-        np.testing.assert_array_equal(result["Y"], FOUR)
+def test_a_misbehaving_model_serves_the_next_request(any_client: AnyClient) -> None:
+    for number, (deed, complaint) in enumerate(
+        (
+            ("raise", "RuntimeError: the model gave up"),
+            ("raise after writing", "RuntimeError: the model gave up late"),
+            ("write an input", "read-only"),
+        ),
+        1,
+    ):
+        with pytest.raises(InferenceError, match=complaint):
+            any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
+        assert any_client.stats().failures == number
+        with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
+            np.testing.assert_array_equal(result["Y"], FOUR)
 
 
 FORKED: Final = """
@@ -281,6 +269,7 @@ client.close()
 """
 
 
+@pytest.mark.parametrize("flavour", TWO_FLAVOURS, indirect=True)
 def test_a_forked_child_is_refused_and_the_parent_goes_on(flavour: Flavour) -> None:
     make = f"from tests.e2e.flavours import Flavour\nclient = Flavour({flavour.url!r}, {flavour.is_aio}).client()"
     run_program("os._exit", make, FORKED)

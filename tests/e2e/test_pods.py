@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from shm_backend_utils.server import EmbeddedServer
 
-from .container import OWN_CONTAINER, Program, obstacle, running
+from .container import OWN_CONTAINER, Program, needs, running
 from .flavours import url_of
 
 A_LOT: Final = "32"
@@ -20,18 +20,11 @@ LITTLE: Final = "1"
 """Of rows of 4 MiB: more, and less, than the 64 MB that a container has in /dev/shm."""
 
 
-def needs(*namespaces: str) -> None:
-    reason = obstacle(namespaces)
-    if reason is not None:
-        pytest.skip(f"namespaces are not permitted here: {reason}")
-
-
-class Pod:
+class Pod(NamedTuple):
     """A server in a container, and its addresses by protocol."""
 
-    def __init__(self, server: Program, urls: dict[str, str]) -> None:
-        self.server = server
-        self.urls = urls
+    server: Program
+    urls: dict[str, str]
 
 
 @pytest.fixture(scope="module")
