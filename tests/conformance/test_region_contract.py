@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -51,8 +52,7 @@ class Kind:
         """Start a process that makes a region and ends by ``os._exit`` with its input; return both, the region open."""
         process = start_python(
             "import os, sys\n"
-            "from shm_backend_utils.memory.managed import RegionKind\n"
-            "from shm_backend_utils.memory.managed import ManagedRegion\n"
+            "from shm_backend_utils.memory.managed import ManagedRegion, RegionKind\n"
             f"region = ManagedRegion.create(1000, {SLOTS}, kind=RegionKind.{self._kind.name})\n"
             "print(region.segment.key, region.header.token.hex(), flush=True)\n"
             "sys.stdin.read()\n"
@@ -79,14 +79,6 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def run_peer(kind: Kind, region: ManagedRegion, program: str) -> str:
-    """Run statements in another process that has the region open; return what they print."""
-    with kind.start_peer(region, program) as process:
-        output, _ = process.communicate()
-    assert process.returncode == 0
-    return output.strip()
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
@@ -107,67 +99,42 @@ def peer(kind: Kind, region: ManagedRegion) -> Iterator[ManagedRegion]:
     peer.close()
 
 
-@pytest.fixture
-def abandoned(kind: Kind) -> Iterator[tuple[subprocess.Popen[str], ManagedRegion]]:
-    """A process that owns a region and is to be ended by the test, and the region as this process has it."""
-    process, region = kind.start_owner()
-    with process:
-        yield process, region
-        kind.remove(region)
-        region.close()
-
-
 def test_a_new_region_is_zeros_and_the_same_for_the_peer(region: ManagedRegion, peer: ManagedRegion) -> None:
     assert region.header.slot_count == SLOTS
     assert region.data().nbytes >= 1000
     assert not region.data().any()
+    for get in (region.record, region.lease):
+        with pytest.raises(IndexError):
+            get(SLOTS)
     assert (peer.header, peer.data_offset) == (region.header, region.data_offset)
     assert peer.segment.identity == region.segment.identity
 
 
-@pytest.mark.parametrize("token", ["0" * 32, "f" * 32])
-def test_a_region_opens_with_its_token_alone(kind: Kind, region: ManagedRegion, token: str) -> None:
-    with pytest.raises((RegionRefusedError, RegionGoneError)) as refusal:
-        kind.open(region, token)
-    assert region.header.token.hex() not in str(refusal.value)
-
-
-@pytest.mark.parametrize("token", ["", "f" * 31, "0" * 64])
-def test_a_region_in_dev_shm_opens_with_nothing_that_is_no_token(token: str) -> None:
+def test_a_region_opens_with_its_token_alone(kind: Kind, region: ManagedRegion) -> None:
     """Of sealed ones the protocol's own check has to do: a question has room for a token alone."""
-    kind = KINDS["system"]
-    region = kind.create()
-    try:
-        with pytest.raises(RegionRefusedError):
+    for token in ("0" * 32, "f" * 32, *(("", "f" * 31, "0" * 64) if kind is KINDS["system"] else ())):
+        with pytest.raises((RegionRefusedError, RegionGoneError)) as refusal:
             kind.open(region, token)
-    finally:
-        kind.remove(region)
-        region.close()
+        assert region.header.token.hex() not in str(refusal.value)
 
 
 def test_bytes_tables_and_results_cross_processes_both_ways(kind: Kind, region: ManagedRegion) -> None:
     region.data()[:4] = [1, 2, 3, 4]
     region.record(2).begin(5, b"table" * 3)
     region.record(1).generation = 5
-    found = run_peer(
-        kind,
-        region,
+    program = (
         "region.data()[4:8] = region.data()[:4] * 2\n"
         "record = region.record(2)\nprint(record.generation, bytes(record.request[8:23]).decode())\n"
-        "record = region.record(1)\nrecord.start(5)\nrecord.complete(5, b'{}' * 9)\n",
+        "record = region.record(1)\nrecord.start(5)\nrecord.complete(5, b'{}' * 9)\n"
     )
+    with kind.start_peer(region, program) as process:
+        found, _ = process.communicate()
+    assert process.returncode == 0
     assert region.data()[:8].tolist() == [1, 2, 3, 4, 2, 4, 6, 8]
-    assert found == "5 tabletabletable"
+    assert found == "5 tabletabletable\n"
     record = region.record(1)
     assert (record.started, record.completed) == (5, 5)
     assert bytes(record.results)[-record.results_room :][:18] == b"{}" * 9
-
-
-def test_there_are_no_more_slots_than_were_made(region: ManagedRegion) -> None:
-    with pytest.raises(IndexError):
-        region.record(SLOTS)
-    with pytest.raises(IndexError):
-        region.lease(SLOTS)
 
 
 def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
@@ -177,25 +144,19 @@ def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: Manag
     another.close()
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(lambda process: process.communicate(), id="os._exit"),
-        pytest.param(lambda process: process.send_signal(signal.SIGKILL), id="SIGKILL"),
-    ],
-)
-def test_the_peer_knows_that_the_owner_died_whose_bytes_stay_while_held(
-    abandoned: tuple[subprocess.Popen[str], ManagedRegion], end: Callable[[subprocess.Popen[str]], object], kind: Kind
-) -> None:
-    process, region = abandoned
-    mapped, data = MappedRegion(region), region.data()
-    assert (region.is_orphaned, mapped.is_abandoned) == (False, False)
-    end(process)
-    process.wait()
-    assert (region.is_orphaned, mapped.is_abandoned) == (True, True)
-    kind.remove(region)
-    data[:] = 5
-    assert set(data.tolist()) == {5}
+@pytest.mark.parametrize("is_killed", [False, True], ids=["os._exit", "SIGKILL"])
+def test_the_peer_knows_that_the_owner_died_whose_bytes_stay_while_held(kind: Kind, is_killed: bool) -> None:
+    process, region = kind.start_owner()
+    with process, contextlib.closing(region):
+        mapped, data = MappedRegion(region), region.data()
+        assert (region.is_orphaned, mapped.is_abandoned) == (False, False)
+        if is_killed:
+            process.kill()
+        process.communicate()
+        assert (region.is_orphaned, mapped.is_abandoned) == (True, True)
+        kind.remove(region)
+        data[:] = 5
+        assert set(data.tolist()) == {5}
 
 
 def test_a_slot_is_leased_once(region: ManagedRegion, peer: ManagedRegion) -> None:
@@ -204,6 +165,8 @@ def test_a_slot_is_leased_once(region: ManagedRegion, peer: ManagedRegion) -> No
     assert peer.lease(1).take()
     region.lease(0).give_back()
     assert peer.lease(0).take()
+    peer.close()
+    assert region.lease(0).take()
 
 
 def test_a_slots_lease_goes_with_the_process_that_held_it(kind: Kind, region: ManagedRegion) -> None:
@@ -216,46 +179,33 @@ def test_a_slots_lease_goes_with_the_process_that_held_it(kind: Kind, region: Ma
         assert region.lease(2).take()
 
 
-def test_a_slots_lease_goes_with_the_close(region: ManagedRegion, peer: ManagedRegion) -> None:
-    assert peer.lease(0).take()
-    peer.close()
-    assert region.lease(0).take()
-
-
-def test_arrays_outlive_the_region(region: ManagedRegion, peer: ManagedRegion, kind: Kind) -> None:
+def test_arrays_outlive_the_region_whose_memory_goes_with_the_last_one(region: ManagedRegion, kind: Kind) -> None:
+    peer, inode = kind.open(region, region.header.token.hex()), f" {region.segment.identity[1]} "
     array = region.data()[:40].view(np.uint32)
     kind.remove(region)
     region.close()
     array[:] = 3
     assert peer.data()[:40].view(np.uint32).sum() == 30
-
-
-def test_memory_goes_with_the_last_array(region: ManagedRegion) -> None:
-    array = region.data()
-    inode = f" {region.segment.identity[1]} "
-    region.close()
+    peer.close()
     assert inode in MAPS.read_text()
     del array
     gc.collect()
     assert inode not in MAPS.read_text()
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda region: region.data(),
-        lambda region: region.bytes(),
-        lambda region: region.record(0),
-        lambda region: region.lease(0),
-        lambda region: region.segment.fileno(),
-    ],
-    ids=["data", "bytes", "record", "lease", "fileno"],
-)
-def test_a_closed_region_says_so(region: ManagedRegion, use: Callable[[ManagedRegion], object]) -> None:
+def test_a_closed_region_says_so(region: ManagedRegion) -> None:
     region.close()
     region.close()
-    with pytest.raises(ClosedError, match="is closed"):
-        use(region)
+    uses: tuple[Callable[[], object], ...] = (
+        region.data,
+        region.bytes,
+        lambda: region.record(0),
+        lambda: region.lease(0),
+        region.segment.fileno,
+    )
+    for use in uses:
+        with pytest.raises(ClosedError, match="is closed"):
+            use()
 
 
 def test_the_peer_knows_its_size_and_its_removal(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:

@@ -104,7 +104,6 @@ def test_the_other_protocols_port(server: Server) -> None:
 
 def elsewhere(server: Server, where: str, namespaces: tuple[str, ...], folder: Path) -> Any:
     needs(*(namespaces or ("--net",)))
-    server.has("in_pod", SESSION, X + Y + PATHS)
     with running("doctor", server.url("grpc"), "in_pod", where, namespaces=namespaces, folder=folder) as program:
         return program.told()
 
@@ -112,6 +111,7 @@ def elsewhere(server: Server, where: str, namespaces: tuple[str, ...], folder: P
 def test_another_container_of_the_pod_is_well_and_what_another_network_has_not_is_told(
     server: Server, tmp_path: Path
 ) -> None:
+    server.has("in_pod", SESSION, X + Y + PATHS)
     told = elsewhere(server, "here", OWN_CONTAINER, tmp_path)
     assert set(told["codes"]) - OF_THE_MACHINE - {"server-not-ready"} <= HEALTHY
     assert any("has a /dev/shm of its own" in line for line in told["fine"])

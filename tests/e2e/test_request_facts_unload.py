@@ -17,26 +17,19 @@ from .loading_server import LoadingServer, side_by_side
 
 NAMES = ("delegate", "rows", "batch_rows", "frames_of")
 X = np.array([1, 2, 3, 4], np.float32)
-SHM = Path("/dev/shm")
 
 
-@pytest.fixture(scope="module")
-def server(loading_server: LoadingServer) -> LoadingServer:
-    """A server that has the models, and has loaded none of them."""
+@pytest.fixture
+def grpc(loading_server: LoadingServer) -> Any:
     for name in NAMES:
         loading_server.copy(name, name)
-    return loading_server
+    side_by_side(loading_server.grpc.load_model, NAMES)
+    return loading_server.grpc
 
 
 @pytest.fixture
-def grpc(server: LoadingServer) -> Any:
-    side_by_side(server.grpc.load_model, NAMES)
-    return server.grpc
-
-
-@pytest.fixture
-def client(server: LoadingServer) -> Iterator[ShmClient]:
-    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+def client(loading_server: LoadingServer) -> Iterator[ShmClient]:
+    with ShmClient(loading_server.server.grpc_url, timeout_s=30) as client:
         yield client
 
 
@@ -48,25 +41,21 @@ def delegated(client: ShmClient) -> int:
         return pid
 
 
-def batched(client: ShmClient) -> None:
+def batched_and_streamed(client: ShmClient) -> None:
     rows = [np.full((1, 4), 1 + index, np.float32) for index in range(8)]
     futures = [client.submit("batch_rows", {"X": row}, outputs={"Y": 16}) for row in rows]
     assert [future.result()["Y"][0, 0] for future in futures] == [2 * row[0, 0] for row in rows]
-
-
-def streamed(client: ShmClient) -> None:
     results = client.stream("frames_of", {"X": X}, outputs={"Y": 16}, parameters={"count": 9})
     assert [result["Y"][0] for result in results] == [1 + index for index in range(9)]
 
 
 def scratch_of(pid: int) -> list[Path]:
-    return list(SHM.glob(f"shmbu-{pid}-*"))
+    return list(Path("/dev/shm").glob(f"shmbu-{pid}-*"))
 
 
 def test_nothing_is_left_of_a_model_that_was_unloaded_and_its_clients_go_on(grpc: Any, client: ShmClient) -> None:
     pid = delegated(client)
-    batched(client)
-    streamed(client)
+    batched_and_streamed(client)
     assert scratch_of(pid)
     side_by_side(grpc.unload_model, NAMES)
     eventually(lambda: not Path(f"/proc/{pid}").exists())
@@ -75,8 +64,7 @@ def test_nothing_is_left_of_a_model_that_was_unloaded_and_its_clients_go_on(grpc
         delegated(client)
     side_by_side(grpc.load_model, NAMES)
     assert delegated(client) != pid
-    batched(client)
-    streamed(client)
+    batched_and_streamed(client)
     all_memory_comes_back(client)
 
 
