@@ -130,7 +130,7 @@ def stream(client: AnyClient, random: Random) -> Iterator[bool]:
 
 ON_BOTH: Final = (infer, infer_rows, submit, prepare)
 TURN: Final[dict[str, tuple[Way, ...]]] = {"grpc": (*ON_BOTH, stream), "http": ON_BOTH}
-TEST_COUNT: Final = len(FLAVOURS) + 2
+TEST_COUNT: Final = len(FLAVOURS) + 1
 
 
 def called(client: Any, ways: tuple[Callable[[Any, Random], Iterator[bool]], ...], share: int, seed: int) -> Count:
@@ -186,11 +186,6 @@ def test_threads_and_tasks_that_share_a_client_get_their_own_answers(
         all_are_right([lambda seed, turn=turn: called(client, turn, share, seed) for turn in turns], share)  # type: ignore[misc]
         all_memory_comes_back(client)
         assert isinstance(client, AwaitedClient) or client.stats().failures == 0  # a task that is cancelled is one
-
-
-def test_threads_of_a_client_for_registered_models_get_their_own(triton_server: EmbeddedServer, share: int) -> None:
-    with registered(triton_server) as client:
-        all_are_right([lambda seed: called(client, (infer_registered,), share, seed)] * THREADS, share)
 
 
 def test_clients_of_every_kind_at_once_get_their_own_answers(triton_server: EmbeddedServer, share: int) -> None:
