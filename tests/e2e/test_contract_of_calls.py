@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -141,39 +140,6 @@ def test_a_task_can_be_cancelled(url: str, when: str) -> None:
     with AwaitedClient(url, timeout_s=30) as client:
         client.run(asyncio.wait_for(cancel(client.aio), 30))
         all_memory_comes_back(client)
-
-
-def test_a_call_cancelled_while_it_copies_inputs_gives_its_memory_back(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
-    copy, begun, go_on = np.copyto, threading.Event(), threading.Event()
-
-    def copy_later(*arguments: Any, **named: Any) -> None:
-        begun.set()
-        assert go_on.wait(20)
-        copy(*arguments, **named)
-
-    async def cancel(client: AsyncShmClient) -> None:
-        begun.clear()
-        go_on.clear()
-        task = asyncio.ensure_future(client.infer("identity", large))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-        while client.stats().slots_held or client.stats().quarantined:
-            await asyncio.sleep(0.001)
-
-    with AwaitedClient(url, timeout_s=30) as client:
-        client.infer("identity", large).release()
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "copyto", copy_later)
-            for _ in range(5):
-                client.run(asyncio.wait_for(cancel(client.aio), 20))
-        assert (client.infer("identity", large)["OUTPUT0"] == 1).all()
 
 
 @pytest.mark.parametrize("path", ["direct", "inline"])

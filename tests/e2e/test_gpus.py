@@ -74,19 +74,6 @@ def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer,
         assert after.open_now == before.open_now + 1  # what is lent is unmapped before the answer
 
 
-@pytest.mark.parametrize(("region", "way"), [("sealed", "cuMemCreate"), ("system", "cuIpcGetMemHandle")])
-def test_calls_of_similar_sizes_share_memory_that_is_allocated_and_mapped_once(
-    triton_server: EmbeddedServer, region: RegionName, way: str
-) -> None:
-    with gpu_of(flavour_of(triton_server), pool=PoolOptions(region=region)) as gpu:
-        before = gpu.told().opens
-        for size in (900, 950, 1000):
-            with gpu.infer("double", gpu.array(X[:size]), ((size,), X.dtype, "cuda:0")) as result:
-                np.testing.assert_array_equal(content_of(result["Y"]), X[:size] * 2)
-        assert gpu.allocations == gpu.times(way) == 1
-        assert gpu.told().opens == before + 1
-
-
 EVERYWHERE = [None, 0, 1]
 EVERY_DOUBLE = ["double", "double_where_it_is_wanted", "double_in_memory_of_its_own", "double_on_the_host"]
 
