@@ -33,7 +33,7 @@ def are_told_the_same(server: LoadingServer, method: str, *values: str) -> bool:
 @pytest.fixture(params=FLAVOURS)
 def client(request: pytest.FixtureRequest, loading_server: LoadingServer) -> Iterator[AnyClient]:
     url = url_of(loading_server.server, request.param)
-    with client_of(request.param, url, timeout_s=30, wait_ready_s=120) as client:
+    with client_of(request.param, url, timeout_s=30) as client:
         yield client
 
 
