@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
-from shm_backend_utils.server import Ports
+from shm_backend_utils.server import EmbeddedServer, Ports
 
 from .eventually import eventually
 from .flavours import FLAVOURS, AnyClient, AwaitedClient, client_of, url_of
-from .loading_server import LoadingServer
 
 
 def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
@@ -22,18 +21,17 @@ def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
     return getattr(client, method)(*values, **named)
 
 
-def are_told_the_same(server: LoadingServer, method: str, *values: str) -> bool:
+def are_told_the_same(server: EmbeddedServer, method: str, *values: str) -> bool:
     told = []
     for flavour in FLAVOURS:
-        with client_of(flavour, url_of(server.server, flavour)) as client:
+        with client_of(flavour, url_of(server, flavour)) as client:
             told.append(asked(client, method, *values))
     return told == [told[0]] * len(told)
 
 
 @pytest.fixture(params=FLAVOURS)
-def client(request: pytest.FixtureRequest, loading_server: LoadingServer) -> Iterator[AnyClient]:
-    url = url_of(loading_server.server, request.param)
-    with client_of(request.param, url, timeout_s=30) as client:
+def client(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[AnyClient]:
+    with client_of(request.param, url_of(triton_server, request.param), timeout_s=30) as client:
         yield client
 
 
@@ -53,10 +51,7 @@ def test_where_no_server_is_a_client_says_so() -> None:
 
 
 @pytest.mark.needs_triton("2.51", "2.41 leaves out, over HTTP, fields that tritonclient's messages of gRPC have")
-def test_all_clients_are_told_the_same(loading_server: LoadingServer) -> None:
-    for name in ("rows", "countdown"):
-        loading_server.copy(name, name)
-        loading_server.grpc.load_model(name)
+def test_all_clients_are_told_the_same(triton_server: EmbeddedServer) -> None:
     for method, values in (
         ("get_server_metadata", ()),
         ("get_model_metadata", ("rows",)),
@@ -66,7 +61,7 @@ def test_all_clients_are_told_the_same(loading_server: LoadingServer) -> None:
         ("get_inference_statistics", ("rows",)),
         ("get_inference_statistics", ()),
     ):
-        eventually(partial(are_told_the_same, loading_server, method, *values))  # figures move for a while
+        eventually(partial(are_told_the_same, triton_server, method, *values))  # figures move for a while
 
 
 def test_a_model_is_loaded_with_a_configuration_and_unloaded(client: AnyClient) -> None:
