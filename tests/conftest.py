@@ -56,22 +56,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--all", action="store_true", help="what is long, too, and each flavour of client: tests/selection.py"
     )
-    group.addoption("--calls", type=int, default=4_000, help="calls in tests/e2e/test_threads.py; default: %(default)s")
-    group.addoption(
-        "--tables",
-        type=int,
-        default=500,
-        help="broken tables for a server; a hundred times as many for the decoder; twice with --all; %(default)s",
-    )
-    group.addoption(
-        "--lies", type=int, default=500, help="lies by each path in tests/property/test_lies.py; default: %(default)s"
-    )
-    group.addoption(
-        "--interrupts", type=int, default=100, help="interrupts in tests/e2e/test_signals.py; default: %(default)s"
-    )
-    group.addoption(
-        "--examples", type=int, default=100, help="runs of tests/property/slot_machine; twice with --all; %(default)s"
-    )
+    for option, default, what in (
+        ("--calls", 4_000, "calls in tests/e2e/test_threads.py"),
+        ("--tables", 500, "broken tables for a server; a hundred times as many for the decoder; twice with --all"),
+        ("--lies", 500, "lies by each path in tests/property/test_lies.py"),
+        ("--interrupts", 100, "interrupts in tests/e2e/test_signals.py"),
+        ("--examples", 100, "runs of tests/property/slot_machine; twice with --all"),
+    ):
+        group.addoption(option, type=int, default=default, help=f"{what}; default: %(default)s")
     group.addoption("--grpcio", action="store_true", help="have grpcio carry all calls over gRPC")
 
 
@@ -104,17 +96,14 @@ class FramesForgotten(logging.Filter):
 def pytest_configure(config: pytest.Config) -> None:
     """Declare markers; have failures told at once, where there is somebody to tell them: workers have not."""
     logging.getLogger("asyncio").addFilter(FramesForgotten())
-    config.addinivalue_line(
-        "markers", "needs_triton(version, why): skipped where the suite's server is of an older Triton"
-    )
-    config.addinivalue_line(
-        "markers", "until_triton(version, why): skipped where the suite's server is of that Triton, or a newer one"
-    )
-    config.addinivalue_line(
-        "markers", "has_models_without_sessions: skipped where the stub reads no NumPy that this Python has"
-    )
-    config.addinivalue_line("markers", "every_flavour: on each of the four clients, not on one of them")
-    config.addinivalue_line("markers", "long: with --all alone")
+    for marker in (
+        "needs_triton(version, why): skipped where the suite's server is of an older Triton",
+        "until_triton(version, why): skipped where the suite's server is of that Triton, or a newer one",
+        "has_models_without_sessions: skipped where the stub reads no NumPy that this Python has",
+        "every_flavour: on each of the four clients, not on one of them",
+        "long: with --all alone",
+    ):
+        config.addinivalue_line("markers", marker)
     if config.getoption("--grpcio"):
         GrpcAddress.needs_grpcio = lambda self: "the tests"  # type: ignore[method-assign]
     if os.environ.get(FOLDER_VARIABLE):

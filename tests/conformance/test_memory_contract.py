@@ -1,7 +1,4 @@
-"""What the model may rely on of every kind of mapped memory, wherever it is and whoever made it.
-
-A new kind joins by an adapter in ``KINDS``; it gets every test.
-"""
+"""What the model may rely on of every kind of mapped memory: a new kind joins by an adapter in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
@@ -52,6 +49,11 @@ class Kind(ABC):
     memory_type = MemoryType.CPU
     pins = False
 
+    own: ManagedRegion | None = None
+    """The region of the request's slot, if it has one."""
+    handle: bytes | None = None
+    """What a model is told to find it by."""
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cuda = DRIVER.runtime(MODEL)
         """The model's."""
@@ -72,37 +74,29 @@ class Kind(ABC):
     def go(self) -> None:
         """Let the owner give it up, as far as it may already. Twice is fine."""
 
-    @property
-    def handle(self) -> bytes | None:
-        """What a model is told to find it by."""
-        return None
 
-    @property
-    def own(self) -> ManagedRegion | None:
-        """The region of the request's slot, if it has one."""
-        return None
+def mappings_beside(segment: MappedSegment) -> int:
+    """Return how often this process has an object mapped, beside what its owner has."""
+    return Path("/proc/self/maps").read_text().count(f" {segment.identity[1]} ") - (not segment.is_closed)
 
 
 class Managed(Kind):
     """POSIX shared memory with our header, named by its key."""
 
+    kind = RegionKind.SYSTEM
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self._region = ManagedRegion.create(SIZE)
-        self._inode = f" {self._region.segment.identity[1]} "
+        self.own = self._region = ManagedRegion.create(SIZE, kind=self.kind)
 
     def claim(self, more: int = 0) -> RegionClaim | None:
         return None
-
-    @property
-    def own(self) -> ManagedRegion | None:
-        return self._region
 
     def data(self) -> npt.NDArray[np.uint8]:
         return self._region.data()
 
     def mapping_count(self) -> int:
-        return Path("/proc/self/maps").read_text().count(self._inode) - (not self._region.segment.is_closed)
+        return mappings_beside(self._region.segment)
 
     def go(self) -> None:
         self._region.segment.unlink()
@@ -112,10 +106,7 @@ class Managed(Kind):
 class Sealed(Managed):
     """A sealed memfd with our header, which the model fetches."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        Kind.__init__(self, monkeypatch)
-        self._region = ManagedRegion.create(SIZE, kind=RegionKind.SEALED)
-        self._inode = f" {self._region.segment.identity[1]} "
+    kind = RegionKind.SEALED
 
 
 class Pinned(Managed):
@@ -132,7 +123,6 @@ class Foreign(Kind):
         super().__init__(monkeypatch)
         self._registration = Registration(f"foreign-{os.getpid()}-{secrets.token_hex(8)}", 100, SIZE)
         self._segment = SystemSegment.create(self._registration.key, 100 + SIZE)
-        self._inode = f" {self._segment.identity[1]} "
         self._more = 0
         say_registered(monkeypatch, self._registrations)
 
@@ -144,7 +134,7 @@ class Foreign(Kind):
         return np.frombuffer(self._segment.buffer(), np.uint8)[100:]
 
     def mapping_count(self) -> int:
-        return Path("/proc/self/maps").read_text().count(self._inode) - (not self._segment.is_closed)
+        return mappings_beside(self._segment)
 
     def go(self) -> None:
         self._segment.unlink()
@@ -162,9 +152,10 @@ class Cuda(Kind):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(monkeypatch)
-        self._fence = ManagedRegion.create(1)
+        self.own = self._fence = ManagedRegion.create(1)
         self._client = DRIVER.runtime(CLIENT)
         self._allocation = CudaAllocation(self._client, BLOCK, DEVICE)
+        self.handle = self._allocation.handle
 
     def claim(self, more: int = 0) -> RegionClaim:
         return claim_of_allocation(self._allocation, byte_size=BLOCK + more)
@@ -181,14 +172,6 @@ class Cuda(Kind):
             self._fence.close()
             self._allocation.free()
             collect(self._client)
-
-    @property
-    def handle(self) -> bytes | None:
-        return self._allocation.handle
-
-    @property
-    def own(self) -> ManagedRegion | None:
-        return self._fence
 
 
 KINDS: Final[dict[str, type[Kind]]] = {
@@ -317,64 +300,48 @@ def test_memory_is_unmapped_when_its_last_use_ends(kind: Kind, model: Model) -> 
     assert (counts, mappings_of(kind)) == ([1, 1], 0)
 
 
-def test_arrays_outlive_the_region(kind: Kind, model: Model) -> None:
+def test_arrays_outlive_the_region_and_their_owner(kind: Kind, model: Model) -> None:
     array = numbers(model.map()).array
     model.registry.free_all_names()
     on_host(array)[:] = 7
     assert kind.data()[PLACE : PLACE + 24].view(np.int32).tolist() == [7] * 6
     assert mappings_of(kind) == 1
+    kind.go()
+    model.registry.drop_abandoned()
+    assert on_host(array).sum() == 42
     del array
     gc.collect()
     assert mappings_of(kind) == 0
-
-
-def test_arrays_outlive_their_owner(kind: Kind, model: Model) -> None:
-    array = numbers(model.map()).array
-    kind.go()
-    model.registry.drop_abandoned()
-    on_host(array)[:] = 7
-    assert on_host(array).sum() == 42
-
-
-def test_closing_twice_is_fine(kind: Kind, model: Model) -> None:
-    model.map()
     model.resolver.close()
     model.resolver.close()
-    assert mappings_of(kind) == 0
 
 
-@pytest.mark.parametrize("more", [1, 4096, 2**62])
-def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, model: Model, more: int) -> None:
-    if kind.claim() is None:
-        pytest.skip("a slot's address claims no size")
-    with pytest.raises(RegionRefusedError) as refusal:
-        model.map(more)
-    assert refusal.value.field in (FIELD, "shm_io.regions[0]")
-    del refusal
-    gc.collect()
-    model.registry.free_all_names()
-    assert mappings_of(kind) == 0
+@pytest.mark.parametrize("kind", ["foreign", "cuda"], indirect=True)  # a slot's address claims no size
+def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, model: Model) -> None:
+    for more in (1, 4096, 2**62):
+        with pytest.raises(RegionRefusedError) as refusal:
+            model.map(more)
+        assert refusal.value.field in (FIELD, "shm_io.regions[0]")
+        del refusal
+        gc.collect()
+        model.registry.free_all_names()
+        assert mappings_of(kind) == 0
 
 
-@pytest.mark.parametrize("shape", [(7,), (2**40, 2**40), (2, 3, 2)], ids=str)
-def test_a_view_of_more_bytes_than_its_span_is_not_made(model: Model, shape: tuple[int, ...]) -> None:
+def test_a_view_of_more_bytes_than_its_span_is_not_made(model: Model) -> None:
     memory = model.map().memory
-    assert memory.view("X", memory.data_begin, 24, INT32, shape, writable=True) is None
+    for shape in ((7,), (2**40, 2**40), (2, 3, 2)):
+        assert memory.view("X", memory.data_begin, 24, INT32, shape, writable=True) is None
 
 
-def test_memory_whose_owner_has_gone_is_unmapped_and_not_mapped_again(kind: Kind, model: Model) -> None:
-    model.map()
-    kind.go()
-    model.registry.drop_abandoned()
-    assert mappings_of(kind) == 0
-    assert model.registry.names == {}
-    with pytest.raises((RegionGoneError, RegionRefusedError)):
-        model.map()
-
-
-def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind, model: Model) -> None:
+def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped_and_unmapped(kind: Kind, model: Model) -> None:
     use = model.map()
     kind.go()
     with pytest.raises((RegionGoneError, RegionRefusedError)):
         model.map()
     del use
+    model.registry.drop_abandoned()
+    assert mappings_of(kind) == 0
+    assert model.registry.names == {}
+    with pytest.raises((RegionGoneError, RegionRefusedError)):
+        model.map()

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 OWN_CONTAINER: Final = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
 """What a container has of its own in a pod: processes, and a /dev/shm of 64 MB. The network is common."""
 
@@ -68,6 +70,11 @@ def obstacle(namespaces: tuple[str, ...]) -> str | None:
         return "there is no unshare(1)"
     done = subprocess.run(_in_namespaces(["true"], namespaces), capture_output=True, text=True, check=False)
     return done.stderr.strip() or f"unshare: {done.returncode}" if done.returncode else None
+
+
+def needs(*namespaces: str) -> None:
+    if (reason := obstacle(namespaces)) is not None:
+        pytest.skip(f"namespaces are not permitted here: {reason}")
 
 
 def _in_namespaces(command: list[str], namespaces: tuple[str, ...]) -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
-import numpy.typing as npt
-
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, PreparedCall, Result, ShmClient
-from shm_backend_utils.client.explanation import ClientStats, Explanation
-from shm_backend_utils.client.prepared import AsyncPreparedCall
 from shm_backend_utils.client.transports.transport import Connectable
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
@@ -28,14 +26,46 @@ TWO_FLAVOURS: Final = ("grpc", "http aio")
 """Each protocol once, and each client: enough where neither decides what happens."""
 
 
-class AwaitedClient:
+class Awaited:
+    """Something of asyncio: its methods are called in a loop that runs in another thread, and waited for."""
+
+    def __init__(self, thing: Any, run: Callable[[Callable[[], Any]], Any]) -> None:
+        self._thing = thing
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._thing, name)
+        return (lambda *values, **named: self._run(partial(found, *values, **named))) if callable(found) else found
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AwaitedTask(Awaited):
+    """What submit gives: a task with the methods of a future."""
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        result: Result = self._run(lambda: asyncio.wait_for(self._thing, timeout_s))
+        return result
+
+    def cancel(self) -> bool:
+        self._thing.get_loop().call_soon_threadsafe(self._thing.cancel)
+        self._run(lambda: asyncio.wait([self._thing]))
+        return bool(self._thing.cancelled())
+
+
+class AwaitedClient(Awaited):
     """An :class:`AsyncShmClient` on an event loop that runs in a thread, behind the methods of :class:`ShmClient`.
 
-    Calls of several threads are its tasks. The loop ends with the ``with`` block; :meth:`close` only closes the client.
+    Calls of several threads are its tasks. The loop ends with the ``with`` block; ``close`` only closes the client.
     """
 
     def __init__(self, url: str | Connectable, **options: Any) -> None:
         self.aio = AsyncShmClient(url, **options)
+        super().__init__(self.aio, self._call)
         self._loop = asyncio.new_event_loop()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -56,17 +86,14 @@ class AwaitedClient:
             return asyncio.new_event_loop().run_until_complete(wait())
         return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
 
-    def infer(self, model: str, inputs: Mapping[str, Any], **named: Any) -> Result:
-        return self.run(self.aio.infer(model, inputs, **named))
-
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> AwaitedTask:
         async def submit() -> asyncio.Task[Result]:
             return self.aio.submit(model, inputs, **named)
 
-        return AwaitedTask(self, self.run(submit()))
+        return AwaitedTask(self.run(submit()), self._call)
 
-    def prepare(self, model: str, inputs: Mapping[str, Any], **named: Any) -> AwaitedCall:
-        return AwaitedCall(self, self.run(self.aio.prepare(model, inputs, **named)))
+    def prepare(self, model: str, inputs: Mapping[str, Any], **named: Any) -> Awaited:
+        return Awaited(self.run(self.aio.prepare(model, inputs, **named)), self._call)
 
     def stream(self, model: str, inputs: Mapping[str, Any], **named: Any) -> Iterator[Result]:
         results = self.aio.stream(model, inputs, **named)
@@ -79,18 +106,6 @@ class AwaitedClient:
         finally:
             self.run(results.aclose())
 
-    def explain(self, model: str, **named: Any) -> Explanation:
-        return self.run(self.aio.explain(model, **named))
-
-    def stats(self) -> ClientStats:
-        async def stats() -> ClientStats:
-            return self.aio.stats()
-
-        return self.run(stats())
-
-    def close(self) -> None:
-        self.run(self.aio.close())
-
     def __enter__(self) -> AwaitedClient:
         return self
 
@@ -100,6 +115,13 @@ class AwaitedClient:
         finally:
             self._end()
 
+    def _call(self, do: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            found = do()
+            return await found if inspect.isawaitable(found) else found
+
+        return self.run(call())
+
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -107,58 +129,8 @@ class AwaitedClient:
         self._loop.close()
 
 
-@dataclass(frozen=True)
-class AwaitedTask:
-    """What submit gives: a task with the methods of a future."""
-
-    client: AwaitedClient
-    task: asyncio.Task[Result]
-
-    def result(self, timeout_s: float | None = None) -> Result:
-        return self.client.run(asyncio.wait_for(self.task, timeout_s))
-
-    def cancelled(self) -> bool:
-        return self.task.cancelled()
-
-    def cancel(self) -> bool:
-        async def cancel() -> bool:
-            self.task.cancel()
-            await asyncio.wait([self.task])
-            return self.task.cancelled()
-
-        return self.client.run(cancel())
-
-
-@dataclass(frozen=True)
-class AwaitedCall:
-    """An AsyncPreparedCall with the methods of PreparedCall."""
-
-    client: AwaitedClient
-    call: AsyncPreparedCall
-
-    @property
-    def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
-        return self.call.inputs
-
-    @property
-    def path(self) -> str:
-        return self.call.path
-
-    def infer(self, **named: Any) -> Result:
-        return self.client.run(self.call.infer(**named))
-
-    def close(self) -> None:
-        self.call.close()
-
-    def __enter__(self) -> AwaitedCall:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 AnyClient = ShmClient | AwaitedClient
-AnyCall = PreparedCall | AwaitedCall
+AnyCall = PreparedCall | Awaited
 
 
 @dataclass(frozen=True)

@@ -1,192 +1,51 @@
-"""Requests on the direct path that are made by hand, so that a test can break any part of them.
-
-Nothing here uses the package's own way of writing a table or a slot's address: it is a second reading of the protocol.
-"""
+"""Requests on the direct path that a test can break, sent by plain tritonclient over gRPC or HTTP."""
 
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 import tritonclient.http
 
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.layout import SlotRecord
-from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.spans import Table
+from tests.unit.table_client import Client
 
-STEP: Final = 4096
-"""Bytes from one tensor to the next."""
-
-FIRST_GENERATION: Final = 5
-
-DATATYPES: Final = {"INT32": 8, "INT64": 9, "FP32": 11, "BYTES": 13}
-_NUMBER_OF: Final = {"int32": 8, "int64": 9, "float32": 11}
-
-NO_FENCE: Final = 0xFFFF
-_HEAD: Final = "QIHHHHHHQ"
-_TENSOR: Final = "QQHBBHH"
-_CLAIM: Final = "BBHHHQ"
+Array = npt.NDArray[np.float32]
 
 
-def _packed(form: str, *values: int) -> bytes:
-    """Pack integers, of which only the lowest bits count: -1 is the largest number there is."""
-    bits = {"B": 8, "H": 16, "I": 32, "Q": 64}
-    return struct.pack(f"<{form}", *[value % (1 << bits[kind]) for kind, value in zip(form, values, strict=True)])
+class HandMade(Client):
+    """A region, and what is to be said in its first slot: a valid table, until a test says something else."""
 
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)
-
-
-@dataclass
-class Tensor:
-    """An input or an output of a table. ``rank`` is that of the shape, where not given."""
-
-    name: bytes
-    offset: int
-    byte_size: int
-    region: int = 0
-    datatype: int = 0
-    shape: list[int] = field(default_factory=list)
-    flags: int = 0
-    rank: int | None = None
-
-    def packed(self) -> bytes:
-        rank = len(self.shape) if self.rank is None else self.rank
-        place = self.offset, self.byte_size, self.region
-        head = _packed(_TENSOR, *place, self.datatype, rank, len(self.name), self.flags)
-        return head + _packed("Q" * len(self.shape), *self.shape) + _padded(self.name)
-
-
-@dataclass
-class Claim:
-    """A further region of a table: kind 1 is lent, 2 CUDA, 3 named, 4 CUDA by descriptor."""
-
-    kind: int
-    name: bytes
-    byte_size: int = 0
-    secret: bytes = bytes(16)
-    slot: int = 0
-    fence: int = NO_FENCE
-
-    def packed(self) -> bytes:
-        head = _packed(_CLAIM, self.kind, 0, self.slot, self.fence, len(self.name), self.byte_size)
-        return head + self.secret + _padded(self.name)
-
-
-@dataclass
-class Table:
-    """A table as it is written. Counts and length are those of the content, where not given."""
-
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    regions: list[Claim] = field(default_factory=list)
-    frame_count: int = 0
-    frame_slot: int = 0
-    frame_stride: int = 0
-    length: int | None = None
-    output_count: int | None = None
-    region_count: int | None = None
-
-    def __getitem__(self, name: str) -> Tensor:
-        return next(each for each in [*self.inputs, *self.outputs] if each.name == name.encode())
-
-    def packed(self, generation: int) -> bytes:
-        """Return the client's half of the record, as far as the table reaches."""
-        tensors = [each.packed() for each in [*self.inputs, *self.outputs]]
-        body = b"".join([*[each.packed() for each in self.regions], *tensors])
-        head = (
-            generation,
-            struct.calcsize(f"<{_HEAD}") + len(body) if self.length is None else self.length,
-            len(self.inputs),
-            len(self.outputs) if self.output_count is None else self.output_count,
-            len(self.regions) if self.region_count is None else self.region_count,
-            self.frame_count,
-            self.frame_slot,
-            0,  # which asks for no report
-            self.frame_stride,
-        )
-        return _packed(_HEAD, *head) + body
-
-
-@dataclass
-class Address:
-    """The parts of ``shm_slot``."""
-
-    model: str
-    key: str
-    token: str
-    slot: int | str = 0
-    version: int | str = 2
-
-    def __str__(self) -> str:
-        return f"{self.version}/{self.model}/{self.key}/{self.token}/{self.slot}"
-
-
-class HandMade:
-    """A region, and a valid table in its first slot, sent by plain tritonclient over gRPC or HTTP."""
-
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        inputs: Mapping[str, npt.NDArray[Any]],
-        outputs: Mapping[str, int],
-        *,
-        slot_count: int = 1,
-        tensor_count: int = 8,
-        record_byte_size: int = 4096,
-    ) -> None:
-        self.region = ManagedRegion.create(tensor_count * STEP, slot_count, record_byte_size=record_byte_size)
-        self.recorded: int = FIRST_GENERATION
-        self.generation: Any = FIRST_GENERATION
-        self.parameters: dict[str, Any] = {}
-        self.address = Address(model, self.region.segment.key, self.region.header.token.hex())
+    def __init__(self, url: str, model: str, inputs: Mapping[str, Array], outputs: Mapping[str, int], slots: int = 1):
+        super().__init__(model, slots)
         self.url = url
-        self.model = model
+        self.table = self.laid_out(inputs, outputs)
+        self.said: Table | bytes = self.table
+        self.parameters: dict[str, Any] = {}
         self._clients: dict[str, Any] = {}
-        places = iter(range(self.region.data_offset, self.region.header.byte_size, STEP))
-        self.table = Table(
-            [self._put(name, next(places), array) for name, array in inputs.items()],
-            [Tensor(name.encode(), next(places), byte_size) for name, byte_size in outputs.items()],
-        )
 
-    @property
-    def record(self) -> SlotRecord:
-        return self.region.record(0)
+    def write(self) -> None:
+        self._written = self.begin(self.said)
 
     def infer(self, carriers: Sequence[Any] = ()) -> Any:
         """Write the table and send the request; return the response, or raise InferenceServerException."""
         self.write()
         return self.send(carriers)
 
-    def next(self) -> None:
-        """Let the next request be another one than the last."""
-        self.recorded += 1
-        self.generation = self.recorded
-
-    def write(self) -> None:
-        """Write the table to the record, as far as it fits."""
-        data = self.table.packed(self.recorded)[: self.record.room]
-        self.record.request[8 : len(data)] = data[8:]
-        self.record.request[:8] = data[:8]
-
     def send(self, carriers: Sequence[Any] = (), *, url: str | None = None) -> Any:
-        return self.client(url or self.url).infer(self.model, list(carriers), parameters=self.all_parameters())
+        parameters = {**self._written, **self.parameters}
+        return self.client(url or self.url).infer(self.model, list(carriers), parameters=parameters)
 
     def stream(self, callback: Callable[[Any, Any], None]) -> None:
         """Write the table and send it to a decoupled model; responses are passed on as they come."""
         self.write()
-        client = self.client(self.url)
+        parameters, client = {**self._written, **self.parameters}, self.client(self.url)
         client.start_stream(callback)
-        client.async_stream_infer(self.model, [], parameters=self.all_parameters(), enable_empty_final_response=True)
+        client.async_stream_infer(self.model, [], parameters=parameters, enable_empty_final_response=True)
 
     def client(self, url: str) -> Any:
         if url not in self._clients:
@@ -194,38 +53,17 @@ class HandMade:
             self._clients[url] = module.InferenceServerClient(url.removeprefix("http://"))
         return self._clients[url]
 
-    def all_parameters(self) -> dict[str, Any]:
-        return {"shm_slot": str(self.address), "shm_generation": self.generation, **self.parameters}
-
-    def output(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        tensor = self.table[name]
-        return self.array(tensor.offset, tensor.byte_size, dtype)
-
-    def array(self, offset: int, byte_size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = self.region.bytes()[offset : offset + byte_size].copy().view(dtype)
-        return array
-
-    def results(self) -> dict[str, OutputPlace]:
-        found = results.decode(bytes(self.record.results), [self.region.header.byte_size, *[1 << 40] * 8])
-        return {place.name: place for place in found.outputs}
-
     def content(self) -> bytes:
         """Return the whole region, but for the client's half of the slot's record."""
         everything = bytearray(self.region.bytes().tobytes())
-        begin = self.region.record_offset(0)
-        everything[begin : begin + self.record.room] = bytes(self.record.room)
+        begin, room = self.region.record_offset(0), self.region.record(0).room
+        everything[begin : begin + room] = bytes(room)
         return bytes(everything)
 
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
-        self._clients = {}
-        self.region.segment.unlink()
-        self.region.close()
-
-    def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> Tensor:
-        self.region.bytes()[offset : offset + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-        return Tensor(name.encode(), offset, array.nbytes, 0, _NUMBER_OF[array.dtype.name], list(array.shape))
+        super().close()
 
 
 @contextlib.contextmanager

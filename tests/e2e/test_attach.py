@@ -69,17 +69,15 @@ def user(protocol: str, triton_server: EmbeddedServer) -> Iterator[User]:
 def send_in_a_stream(user: User, attached: Attached) -> Any:
     answers: queue.Queue[Any] = queue.Queue()
     user.client.start_stream(lambda result, error: answers.put(error or result))
+    user.client.async_stream_infer("add_sub", **attached)
     try:
-        user.client.async_stream_infer("add_sub", **attached)
         return answers.get(timeout=30)
     finally:
         user.client.stop_stream()
 
 
-@pytest.mark.parametrize("is_stream", [False, True], ids=["at once", "in a stream"])
+@pytest.mark.parametrize(("protocol", "is_stream"), [("grpc", False), ("http", False), ("grpc", True)], ids=str)
 def test_the_model_works_in_the_users_own_region(user: User, is_stream: bool) -> None:
-    if is_stream and user.protocol == "http":
-        pytest.skip("HTTP has no streams")
     inputs, outputs = user.add_sub()
     attached = attach("add_sub", inputs, outputs, batch_size=1)
     response = send_in_a_stream(user, attached) if is_stream else user.client.infer("add_sub", **attached)
@@ -88,45 +86,32 @@ def test_the_model_works_in_the_users_own_region(user: User, is_stream: bool) ->
     assert user.tensors_of(response) == {}
 
 
-def test_a_model_without_a_batch_dimension_gets_no_input_at_all(user: User) -> None:
-    values = np.arange(4, dtype=np.float32)
-    user.own.write(values)
-    attached = attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
-    assert attached["inputs"] == []
-    user.client.infer("direct_only", **attached)
-    assert np.array_equal(user.read(SIZE // 2, np.float32, (4,)), values)
-
-
 def test_an_input_without_a_place_travels_with_the_request(user: User) -> None:
     inputs, outputs = user.add_sub()
     attached = attach("add_sub", [inputs[0], user.in_band("INPUT1", B * 10)], outputs, batch_size=1)
     user.client.infer("add_sub", **attached)
     assert np.array_equal(user.read(SIZE // 2), A + B * 10)
-
-
-@pytest.mark.parametrize("has_place", [False, True], ids=["without a place", "in a place that it does not fit"])
-def test_an_output_that_cannot_lie_there_comes_with_the_response(user: User, has_place: bool) -> None:
-    inputs, outputs = user.add_sub()
-    outputs[1] = user.module.InferRequestedOutput("OUTPUT1")
-    if has_place:
-        outputs[1].set_shared_memory(user.own.name, ROW - 4, SIZE // 2 + ROW)
-    response = user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=1))
+    user.client.infer("add_sub", inputs, outputs=outputs)  # they are as they were, for Triton's own shared memory
     assert np.array_equal(user.read(SIZE // 2), A + B)
-    assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
 
 
-def test_the_users_parameters_are_kept(user: User) -> None:
+def test_an_output_that_cannot_lie_there_comes_with_the_response(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    without_a_place = user.module.InferRequestedOutput("OUTPUT1")
+    for output in (without_a_place, user.output("OUTPUT1", ROW - 4, SIZE // 2 + ROW)):
+        attached = attach("add_sub", inputs, [outputs[0], output], batch_size=1)
+        response = user.client.infer("add_sub", **attached)
+        assert np.array_equal(user.read(SIZE // 2), A + B)
+        assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
+
+
+def test_the_users_parameters_are_kept_and_without_batches_there_is_no_input_at_all(user: User) -> None:
     user.own.write(np.ones(2, np.float32))
     inputs, outputs = [user.input("X", [2], "FP32", 8)], [user.output("Y", 24)]
-    user.client.infer("repeat", **attach("repeat", inputs, outputs, parameters={"times": 3}))
+    attached = attach("repeat", inputs, outputs, parameters={"times": 3})
+    assert attached["inputs"] == []
+    user.client.infer("repeat", **attached)
     assert user.read(SIZE // 2, np.float32, (6,)).tolist() == [1] * 6
-
-
-def test_the_tensors_are_left_as_they_were(user: User) -> None:
-    inputs, outputs = user.add_sub()
-    attach("add_sub", inputs, outputs, batch_size=1)
-    user.client.infer("add_sub", inputs, outputs=outputs)  # by Triton's own shared memory
-    assert np.array_equal(user.read(SIZE // 2), A + B)
 
 
 def test_memory_of_a_gpu(triton_server: EmbeddedServer) -> None:
@@ -214,13 +199,10 @@ def test_what_is_wrong_is_said_before_anything_is_sent(what: str) -> None:
         attach("direct_only", **{"inputs": [given()], "outputs": [WANTED], **given_otherwise})
 
 
-def test_a_batch_size_that_is_not_the_inputs_is_refused(user: User) -> None:
+def test_what_the_model_refuses(user: User) -> None:
     inputs, outputs = user.add_sub()
     with pytest.raises(InferenceServerException, match="has a batch of 1, but the request has one of 2"):
         user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=2))
-
-
-def test_a_model_without_a_session_gets_no_tensors(user: User) -> None:
     attached = attach("unaware", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
     with pytest.raises(InferenceServerException, match="expected 1 inputs but got 0 inputs|input"):
         user.client.infer("unaware", **attached)

@@ -66,29 +66,23 @@ def test_the_server_has_the_inputs_that_are_needed_and_serves_every_path(
 
 @gives_up_loading
 @pytest.mark.parametrize(
-    ("model", "config", "complaints"),
+    ("model", "config", "complaint"),
     [
-        (
-            "required",
-            REQUIRED,
-            ["ModelError: input 'X' of model 'required' is not optional", "add `optional: true` to it in config.pbtxt"],
-        ),
+        ("required", REQUIRED, "ModelError: input 'X' of model 'required' is not optional"),
         (
             "taken",
             REQUIRED.replace("X", "SHM"),
-            ["ModelError: model 'taken' has input SHM (TYPE_FP32 [3], not optional)", "rename your input"],
+            "model 'taken' has input SHM (TYPE_FP32 [3], not optional)",
         ),
     ],
-    ids=["required", "taken"],
 )
 def test_a_config_that_contradicts_keeps_the_model_from_loading_and_the_log_says_why(
-    loading_server: LoadingServer, client: ShmClient, model: str, config: str, complaints: list[str]
+    loading_server: LoadingServer, client: ShmClient, model: str, config: str, complaint: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=f"load failed for model '{model}'"):
         loading_server.load(model, "self_described", config)
     assert not client.is_model_ready(model)
-    log = loading_server.server.log_tail()
-    assert all(complaint in log for complaint in complaints)
+    assert complaint in loading_server.server.log_tail()
 
 
 @gives_up_loading

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result, ShmClient
+from shm_backend_utils.client import PreparedCall, Result, ShmClient
 from shm_backend_utils.server import EmbeddedServer
 
-from .eventually import all_memory_comes_back, eventually
 from .hand_made import hand_made
-
-T = TypeVar("T")
 
 EIGHT = 8
 """So many rows make a batch at once; for fewer, the server waits some time."""
@@ -45,14 +40,14 @@ def prepared(client: ShmClient, count: int, outputs: Any = None) -> Iterator[lis
         yield calls
 
 
-def all_at_once(works: Sequence[Callable[[], T]]) -> list[Future[T]]:
-    """Do everything side by side, and return when all of it has ended."""
+def all_at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do everything side by side, and return what came of it."""
     with ThreadPoolExecutor(len(works)) as threads:
-        return [threads.submit(work) for work in works]
+        return [future.result() for future in [threads.submit(work) for work in works]]
 
 
 def answers(calls: Sequence[PreparedCall]) -> list[Result]:
-    return [future.result() for future in all_at_once([call.infer for call in calls])]
+    return all_at_once([call.infer for call in calls])
 
 
 def facts(results: Sequence[Result]) -> npt.NDArray[np.int64]:
@@ -70,15 +65,6 @@ def test_rows_of_one_client_follow_one_another_and_not_a_byte_is_copied(client: 
             results = answers(calls)
             assert are_right(results)
             assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
-
-
-def test_rows_with_a_gap_between_them_are_copied_once(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT + 1) as calls:
-        gap = 3
-        results = answers([call for index, call in enumerate(calls) if index != gap])
-        values = [result["Y"][0, 0] / 2 for result in results]
-        assert values == [1 + index for index in range(EIGHT + 1) if index != gap]
-        assert facts(results).tolist() == [[EIGHT, index, EIGHT * 4 * WIDTH, 0] for index in range(EIGHT)]
 
 
 def test_rows_of_several_clients_are_copied_once_and_each_gets_its_own(triton_server: EmbeddedServer) -> None:
@@ -112,11 +98,11 @@ def test_rows_that_come_in_different_ways_make_one_batch(triton_server: Embedded
             *[lambda index=index: requests[index].infer([in_band_row(1 + index), carrier(1)]) for index in in_band],
             *[lambda index=index: grpc.infer("batch_rows", [in_band_row(1 + index), carrier(1)]) for index in plain],
         ]
-        responses = [future.result() for future in all_at_once(works)]
-        values = [request.output("Y", np.float32) for request in requests]
+        responses = all_at_once(works)
+        values = [request.output("Y").ravel() for request in requests]
         values += [responses[index].as_numpy("Y").ravel() for index in plain]
         assert [value.tolist() for value in values] == [[2 * (1 + index)] * WIDTH for index in range(EIGHT)]
-        told = [request.output("FACTS", np.int64) for request in requests]
+        told = [request.output("FACTS").ravel() for request in requests]
         told += [responses[index].as_numpy("FACTS").ravel() for index in plain]
         assert [fact[SIZE] for fact in told] == [EIGHT] * EIGHT
         assert sorted(fact[ROW] for fact in told) == list(range(EIGHT))
@@ -132,41 +118,3 @@ def carrier(batch_size: int) -> Any:
     found = tritonclient.grpc.InferInput("SHM", [batch_size, 0], "UINT8")
     found.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
     return found
-
-
-def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server: EmbeddedServer) -> None:
-    with ShmClient(f"http://{triton_server.http_url}", timeout_s=30) as client, prepared(client, 1) as neighbours:
-        neighbours[0].infer().release()  # everything is warm
-        late = client.prepare(
-            "batch_rows", {"X": ((1, WIDTH), np.float32)}, outputs=OUTPUTS, parameters={"waits": True}
-        )
-        late.inputs["X"][:] = 0
-        doubtful = late.inputs["X"].ctypes.data
-        first_value, began = unwatched(late)
-        with pytest.raises(DeadlineExceededError):
-            late.infer(timeout_s=0.01)
-        eventually(began)
-        late.close()
-        with prepared(client, EIGHT) as others:
-            assert doubtful not in [call.inputs["X"].ctypes.data for call in others]
-        first_value[:] = 1  # lets the model come to its end
-        neighbours.pop().close()
-        all_memory_comes_back(client)
-
-
-def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
-    """Return the first input value of a call, as an array that does not hold its memory, and whether a model began."""
-    held = call._call
-    memory, slot, span = held.memory, held.slot, held.layout.table.inputs["X"]
-    address = memory.ctypes.data + span.offset
-    value = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
-    return value, lambda: not slot.is_at_rest
-
-
-def test_prepared_calls_that_grow_have_regions_of_their_own_and_are_right_at_once(client: ShmClient) -> None:
-    with prepared(client, EIGHT, outputs=["Y", "FACTS"]) as calls:
-        for round_number in range(4):
-            results = answers(calls)
-            assert are_right(results)
-            assert [bool(result.overflowed) for result in results] == [round_number == 0] * EIGHT
-            assert (facts(results)[:, COPIED] > 0).all()  # as inputs of one batch do not lie side by side

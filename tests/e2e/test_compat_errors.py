@@ -18,6 +18,8 @@ from shm_backend_utils.server import EmbeddedServer, Ports
 
 from .two_classes import CLASSES, LATE_WRITER, ORDINARY, ROWS, Call, Declared, x_of
 
+each_class = pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+
 
 def rows(x: Any, **named: Any) -> Call:
     return Call(ROWS, {"X": x}, named)
@@ -27,7 +29,7 @@ def with_input(name: str, shape: Any, dtype: Any) -> Call:
     return Call(ROWS.but(inputs=[(name, shape, dtype)]), {name: np.ones((2, *shape))})
 
 
-BAD_DECLARATIONS = {
+BAD_DECLARATIONS: dict[str, tuple[Declared, type[Exception]]] = {
     "no rows": (ROWS.but(max_batch_size=0), ValueError),
     "half a row": (ROWS.but(max_batch_size=1.5), TypeError),
     "no requests": (ROWS.but(pool_size=0), ValueError),
@@ -36,6 +38,29 @@ BAD_DECLARATIONS = {
     "no dtype": (ROWS.but(inputs=[("X", (4,))]), ValueError),
     "a dtype that there is not": (ROWS.but(inputs=[("X", (4,), "nonsense")]), TypeError),
 }
+STRINGS = "strings have no fixed size; use ShmClient for them"
+TAKEN_BY_THE_ORIGINAL: dict[str, tuple[Declared, type[Exception], str]] = {
+    "an input of objects": (ROWS.but(inputs=[("X", (4,), object)]), TensorTypeError, STRINGS),
+    "an input of bytes": (ROWS.but(inputs=[("X", (4,), "S4")]), TensorTypeError, STRINGS),
+    "an output of objects": (ROWS.reading(("DOUBLED", (4,), object)), TensorTypeError, STRINGS),
+    "an output of bytes": (ROWS.reading(("DOUBLED", (4,), "S")), TensorTypeError, STRINGS),
+    "an input twice": (ROWS.but(inputs=ROWS.inputs * 2), ValueError, "is declared twice"),
+    "an output twice": (ROWS.but(outputs=ROWS.outputs * 2), ValueError, "is declared twice"),
+}
+
+
+def test_bad_declarations(triton_server: EmbeddedServer) -> None:
+    for kind in CLASSES.values():
+        with kind(triton_server.grpc_url) as client:
+            for what, (declared, error) in BAD_DECLARATIONS.items():
+                with pytest.raises(error):
+                    declared.register(client)
+                assert client.registered_models == {}, what
+    with TritonSHMClient(triton_server.grpc_url) as client:
+        for declared, error, said in TAKEN_BY_THE_ORIGINAL.values():  # which dies of it
+            with pytest.raises(error, match=said):
+                declared.register(client)
+
 
 BAD_CALLS = {
     "no inputs": (Call(ROWS, {}), ValueError),
@@ -61,26 +86,17 @@ BAD_CALLS = {
 }
 
 
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-@pytest.mark.parametrize(("declared", "error"), BAD_DECLARATIONS.values(), ids=BAD_DECLARATIONS.keys())
-def test_bad_declarations(triton_server: EmbeddedServer, kind: Any, declared: Declared, error: type[Exception]) -> None:
-    with kind(triton_server.grpc_url) as client:
-        with pytest.raises(error):
-            declared.register(client)
-        assert client.registered_models == {}
-
-
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+@each_class
 @pytest.mark.parametrize(("call", "error"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
 def test_a_call_that_fails(triton_server: EmbeddedServer, kind: Any, call: Call, error: type[Exception]) -> None:
-    with kind(triton_server.grpc_url) as client:
-        call.declared.register(client)
-        with pytest.raises(error):
-            client.infer_shm(call.declared.model, call.inputs, **call.named)
+    with pytest.raises(error):
+        call.made_by(kind, triton_server)
 
 
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_a_model_is_registered_before_it_is_called_and_once(triton_server: EmbeddedServer, kind: Any) -> None:
+@each_class
+def test_a_model_is_registered_before_it_is_called_and_once(
+    triton_server: EmbeddedServer, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with kind(triton_server.grpc_url) as client:
         with pytest.raises(ValueError, match="rows.* is not registered"):
             client.infer_shm("rows", {"X": x_of(1)})
@@ -92,23 +108,18 @@ def test_a_model_is_registered_before_it_is_called_and_once(triton_server: Embed
             client.infer_shm("rows", {"X": x_of(1)})
         ROWS.register(client)
         np.testing.assert_array_equal(client.infer_shm("rows", {"X": x_of(1)})["DOUBLED"], x_of(1) * 2)
-
-
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_unregistering_nothing_is_logged(
-    triton_server: EmbeddedServer, kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with kind(triton_server.grpc_url) as client:
+        nothings: list[Any] = [[], (), np.empty(0), np.empty((0, 3)), ""]
+        for nothing in nothings:
+            assert all(array.size == 0 for array in client.infer_shm("rows", {"X": nothing}).values())
         client.unregister_shm_model("nowhere")
-    assert "nowhere" in caplog.text
+        assert "nowhere" in caplog.text
 
 
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+@each_class
 def test_registering_needs_a_server(kind: Any) -> None:
     with kind(f"127.0.0.1:{Ports().resolve().grpc}") as client, pytest.raises(InferenceServerException) as caught:
         ROWS.register(client)
-    if kind is TritonSHMClient:
-        assert isinstance(caught.value, ServerUnavailableError)
+    assert kind is not TritonSHMClient or isinstance(caught.value, ServerUnavailableError)
 
 
 LATE = Call(LATE_WRITER, {"VALUE_AND_DELAY_US": [1, 300_000]}, {"client_timeout": 0.02})
@@ -140,17 +151,17 @@ def client_of(server: EmbeddedServer, declared: Declared) -> Iterator[TritonSHMC
         yield client
 
 
-@pytest.mark.parametrize("failing_row", [0, 9, 18])
 @pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=lambda declared: declared.model)
-def test_a_row_that_fails_fails_the_call(triton_server: EmbeddedServer, declared: Declared, failing_row: int) -> None:
+def test_a_row_that_fails_fails_the_call(triton_server: EmbeddedServer, declared: Declared) -> None:
     x = x_of(19)
-    x[failing_row] = -1
     inputs: dict[str, Any] = {"X": x, "N": np.ones((19, 1))} if declared is ORDINARY else {"X": x}
     with client_of(triton_server, declared) as client:
-        with pytest.raises(RuntimeError, match="a row begins below zero"):
-            client.infer_shm(declared.model, inputs)
-        x[failing_row] = 1
-        assert len(client.infer_shm(declared.model, inputs)) == len(declared.outputs)
+        for failing_row in (0, 9, 18):
+            x[failing_row] = -1
+            with pytest.raises(RuntimeError, match="a row begins below zero"):
+                client.infer_shm(declared.model, inputs)
+            x[failing_row] = 1
+            assert len(client.infer_shm(declared.model, inputs)) == len(declared.outputs)
 
 
 def test_what_fits_in_no_batch_but_the_first_is_refused_before_anything_is_sent(triton_server: EmbeddedServer) -> None:
@@ -172,49 +183,20 @@ FAILING = {
 }
 
 
-@pytest.fixture
-def _without_gc() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_without_gc")
 @pytest.mark.parametrize("call", FAILING.values(), ids=FAILING.keys())
 def test_failures_that_are_kept_keep_no_memory(triton_server: EmbeddedServer, call: Call) -> None:
     """If one did, there would be none left for the next calls, which would fail of that."""
     kept: list[BaseException] = []
-    with client_of(triton_server, call.declared) as client:
-        for _ in range(2 * call.declared.pool_size):
-            with pytest.raises(Exception) as caught:  # noqa: PT011  # each raises what the first one does
-                client.infer_shm(call.declared.model, call.inputs, client_timeout=5, **call.named)
-            kept.append(caught.value)
+    gc.disable()
+    try:
+        with client_of(triton_server, call.declared) as client:
+            for _ in range(2 * call.declared.pool_size):
+                with pytest.raises(Exception) as caught:  # noqa: PT011  # each raises what the first one does
+                    client.infer_shm(call.declared.model, call.inputs, client_timeout=5, **call.named)
+                kept.append(caught.value)
+    finally:
+        gc.enable()
     assert len({str(error) for error in kept}) == 1
-
-
-@pytest.mark.parametrize("nothing", [[], (), np.empty(0), np.empty((0, 3)), ""], ids=repr)
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_no_rows_may_be_nothing_of_any_kind(triton_server: EmbeddedServer, kind: Any, nothing: Any) -> None:
-    results = rows(nothing).made_by(kind, triton_server)
-    assert all(array.size == 0 for array in results.values())
-
-
-STRINGS = "strings have no fixed size; use ShmClient for them"
-TAKEN_BY_THE_ORIGINAL = {
-    "an input of objects": (ROWS.but(inputs=[("X", (4,), object)]), TensorTypeError, STRINGS),
-    "an input of bytes": (ROWS.but(inputs=[("X", (4,), "S4")]), TensorTypeError, STRINGS),
-    "an output of objects": (ROWS.reading(("DOUBLED", (4,), object)), TensorTypeError, STRINGS),
-    "an output of bytes": (ROWS.reading(("DOUBLED", (4,), "S")), TensorTypeError, STRINGS),
-    "an input twice": (ROWS.but(inputs=ROWS.inputs * 2), ValueError, "is declared twice"),
-    "an output twice": (ROWS.but(outputs=ROWS.outputs * 2), ValueError, "is declared twice"),
-}
-
-
-@pytest.mark.parametrize("what", TAKEN_BY_THE_ORIGINAL)
-def test_what_the_original_dies_of_is_refused_when_it_is_declared(triton_server: EmbeddedServer, what: str) -> None:
-    declared, error, said = TAKEN_BY_THE_ORIGINAL[what]
-    with TritonSHMClient(triton_server.grpc_url) as client, pytest.raises(error, match=said):
-        declared.register(client)
 
 
 def test_an_output_that_is_smaller_than_declared_is_followed_by_zeros(triton_server: EmbeddedServer) -> None:

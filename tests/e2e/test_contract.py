@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, PathUnavailableError
+from shm_backend_utils.client import InferenceError, PathUnavailableError, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import reads_numpy_1_alone
@@ -22,28 +22,21 @@ from .wiretap import Wiretap
 pytestmark = pytest.mark.every_flavour
 
 every_region = pytest.mark.every_region
-every_path_of_strings = pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
-shared_paths = pytest.mark.parametrize("path", ["direct", "triton-shm"])
-
 FOUR: Final = np.array([1.5, -2, 0, np.inf], np.float32)
-ROWS: Final = np.arange(76, dtype=np.float32).reshape(19, 4)
+
 IMAGES: Final = np.ones((1, 3, 224, 224), np.float32)
 WORDS: Final = np.array([[b"a", "ü".encode(), b""], [b"\xff", b"\0", b"ends with nothing\0"]], object)
 OF_NUMPY: Final = [[np.bytes_(b"a"), np.str_("ü"), ""], [np.bytes_(b"\xff"), "\0", b"ends with nothing\0"]]
 LOUD: Final = [[word.upper() for word in row] for row in WORDS]
-QUESTION: Final = {"QUESTION": ((2,), np.int64)}
 
 
-# The same call gives the same result, whichever way its tensors go.
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 1 << 20])
-def test_the_path_that_was_asked_for_is_taken(any_client: AnyClient, path: PathName, size: int) -> None:
-    x = np.random.default_rng(size).random(size, np.float32)
-    with any_client.infer("identity", {"INPUT0": x}, path=path) as result:
-        assert result.path == path
-        assert result["OUTPUT0"].shape == (size,)
-        assert result["OUTPUT0"].tobytes() == x.tobytes()
+def test_the_path_that_was_asked_for_is_taken(any_client: AnyClient, path: PathName) -> None:
+    for size in (0, 1, 7, 1 << 20):
+        x = np.random.default_rng(size).random(size, np.float32)
+        with any_client.infer("identity", {"INPUT0": x}, path=path) as result:
+            assert result.path == path
+            assert result["OUTPUT0"].shape == (size,)
+            assert result["OUTPUT0"].tobytes() == x.tobytes()
 
 
 def test_a_prepared_call_gives_what_is_in_its_inputs_each_time(any_client: AnyClient, path: PathName) -> None:
@@ -65,20 +58,17 @@ def test_a_model_that_knows_nothing_of_this_library(any_client: AnyClient, path:
 
 
 @pytest.mark.parametrize("model", ["ensemble_pipeline", "two_steps"])
-def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, model: str) -> None:
-    explanation = any_client.explain(model)
+def test_an_ensemble_is_not_told_to_declare_anything(grpc_client: ShmClient, model: str) -> None:
+    explanation = grpc_client.explain(model)
     assert explanation.path == "triton-shm"
     assert f"model '{model}' is an ensemble" in explanation.reason
     assert "does not declare" not in str(explanation)
     assert "optional" not in str(explanation)
 
 
-# Both processes work in the same memory: shown by addresses, and by writes that the other one sees.
-
-
 @every_region
 def test_model_and_client_see_each_others_writes_while_the_request_runs(any_client: AnyClient) -> None:
-    with any_client.prepare("handshake", QUESTION) as call:
+    with any_client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as call:
         question = call.inputs["QUESTION"]
         question[:] = [1, 1]
         answer = call.infer()["ANSWER"]  # a view: the next answer will appear here
@@ -96,18 +86,18 @@ def test_an_input_that_the_model_passes_through_is_where_the_client_wrote_it(any
 
 
 @every_region
-@shared_paths
+@pytest.mark.parametrize("path", ["direct", "triton-shm"])
 def test_outputs_lie_in_shared_memory_and_the_wire_carries_none(any_client: AnyClient, path: PathName) -> None:
     with any_client.infer("multiply", {"INPUT0": IMAGES}, path=path) as result:
         assert lies_in_shared_memory(result["OUTPUT0"])
         assert result.bytes_avoided == 2 * IMAGES.nbytes
 
 
-def test_a_gibibyte_takes_no_memory_beyond_the_clients(any_client: AnyClient, triton_server: EmbeddedServer) -> None:
+def test_a_gibibyte_takes_no_memory_beyond_the_clients(grpc_client: ShmClient, triton_server: EmbeddedServer) -> None:
     def pool_bytes() -> int:
         return sum(pool.stat().st_size for pool in Path("/dev/shm").glob(f"{triton_server.shm_prefix}*"))
 
-    with any_client.prepare("identity", {"INPUT0": ((2**28,), np.float32)}) as call:
+    with grpc_client.prepare("identity", {"INPUT0": ((2**28,), np.float32)}) as call:
         call.inputs["INPUT0"][-1] = 7
         before = pool_bytes()
         with call.infer() as result:
@@ -116,10 +106,7 @@ def test_a_gibibyte_takes_no_memory_beyond_the_clients(any_client: AnyClient, tr
         assert pool_bytes() == before
 
 
-# Batches, strings and outputs.
-
-
-@every_path_of_strings
+@pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
 def test_strings_go_and_come(any_client: AnyClient, path: PathName) -> None:
     for words in (WORDS, OF_NUMPY):  # the second time their size is known
         with any_client.infer("words", {"WORDS": words}, path=path) as result:

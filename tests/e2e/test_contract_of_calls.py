@@ -1,14 +1,10 @@
-"""What each of the four clients does with calls on the real server: their options, and how they end.
-
-What they carry is in test_contract.py.
-"""
+"""What each of the four clients does with calls on the real server: their options, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +26,7 @@ from tests.releases import takes_floats
 from tests.unit.forks.programs import run_program
 
 from .eventually import all_memory_comes_back, eventually
-from .flavours import AnyClient, AwaitedClient, Flavour
+from .flavours import TWO_FLAVOURS, AnyClient, AwaitedClient, Flavour
 from .wiretap import Wiretap, tapped
 
 pytestmark = pytest.mark.every_flavour
@@ -48,15 +44,13 @@ def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict
 
 
 @takes_floats
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName, version: str) -> None:
+def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName) -> None:
     parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
-    told = facts(
-        any_client, model_version=version, request_id="ö 7", parameters=parameters, queue_timeout_us=10**7, path=path
-    )
-    assert told["version"] == version
-    assert told["parameters"] == parameters
-    assert (told["request_id"], told["timeout"]) == ("ö 7", 10**7)
+    options: dict[str, Any] = {"parameters": parameters, "request_id": "ö 7", "queue_timeout_us": 10**7, "path": path}
+    for version in ("1", "2"):
+        told = facts(any_client, model_version=version, **options)
+        assert (told["version"], told["parameters"]) == (version, parameters)
+        assert (told["request_id"], told["timeout"]) == ("ö 7", 10**7)
 
 
 def test_a_call_knows_its_sequence_and_its_deadline(any_client: AnyClient, path: PathName) -> None:
@@ -104,9 +98,6 @@ def test_a_small_call_goes_in_band_by_default_where_that_is_faster(flavour: Flav
         assert result.path == ("inline" if flavour.has_streams else "direct")
 
 
-# Calls side by side, late, cancelled and in streams.
-
-
 def test_memory_is_not_used_again_while_a_model_may_write_to_it(any_client: AnyClient) -> None:
     with any_client.prepare("handshake", QUESTION) as call:
         call.inputs["QUESTION"][:] = [0, 1]
@@ -149,39 +140,6 @@ def test_a_task_can_be_cancelled(url: str, when: str) -> None:
     with AwaitedClient(url, timeout_s=30) as client:
         client.run(asyncio.wait_for(cancel(client.aio), 30))
         all_memory_comes_back(client)
-
-
-def test_a_call_cancelled_while_it_copies_inputs_gives_its_memory_back(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
-    copy, begun, go_on = np.copyto, threading.Event(), threading.Event()
-
-    def copy_later(*arguments: Any, **named: Any) -> None:
-        begun.set()
-        assert go_on.wait(20)
-        copy(*arguments, **named)
-
-    async def cancel(client: AsyncShmClient) -> None:
-        begun.clear()
-        go_on.clear()
-        task = asyncio.ensure_future(client.infer("identity", large))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-        while client.stats().slots_held or client.stats().quarantined:
-            await asyncio.sleep(0.001)
-
-    with AwaitedClient(url, timeout_s=30) as client:
-        client.infer("identity", large).release()
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "copyto", copy_later)
-            for _ in range(5):
-                client.run(asyncio.wait_for(cancel(client.aio), 20))
-        assert (client.infer("identity", large)["OUTPUT0"] == 1).all()
 
 
 @pytest.mark.parametrize("path", ["direct", "inline"])
@@ -236,24 +194,20 @@ def test_a_stream_whose_connection_breaks_is_an_error(triton_server: EmbeddedSer
             list(results)
 
 
-# Refusals: each fails alone.
-
-
-@pytest.mark.parametrize(
-    ("deed", "complaint"),
-    [
-        ("raise", "RuntimeError: the model gave up"),
-        ("raise after writing", "RuntimeError: the model gave up late"),
-        ("write an input", "read-only"),
-    ],
-)
-def test_a_misbehaving_model_serves_the_next_request(any_client: AnyClient, deed: str, complaint: str) -> None:
-    with pytest.raises(InferenceError) as failure:
-        any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
-    assert complaint in failure.value.message()
-    assert any_client.stats().failures == 1
-    with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
-        np.testing.assert_array_equal(result["Y"], FOUR)
+def test_a_misbehaving_model_serves_the_next_request(any_client: AnyClient) -> None:
+    for number, (deed, complaint) in enumerate(
+        (
+            ("raise", "RuntimeError: the model gave up"),
+            ("raise after writing", "RuntimeError: the model gave up late"),
+            ("write an input", "read-only"),
+        ),
+        1,
+    ):
+        with pytest.raises(InferenceError, match=complaint):
+            any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
+        assert any_client.stats().failures == number
+        with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
+            np.testing.assert_array_equal(result["Y"], FOUR)
 
 
 FORKED: Final = """
@@ -281,6 +235,7 @@ client.close()
 """
 
 
+@pytest.mark.parametrize("flavour", TWO_FLAVOURS, indirect=True)
 def test_a_forked_child_is_refused_and_the_parent_goes_on(flavour: Flavour) -> None:
     make = f"from tests.e2e.flavours import Flavour\nclient = Flavour({flavour.url!r}, {flavour.is_aio}).client()"
     run_program("os._exit", make, FORKED)

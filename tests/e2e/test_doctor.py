@@ -12,7 +12,7 @@ from shm_backend_utils.cli.doctor import examine
 from tests.releases import gives_up_loading
 from tests.unit.harness.folders import SESSION, folder_of
 
-from .container import OWN_CONTAINER, obstacle, running
+from .container import OWN_CONTAINER, needs, running
 from .flavours import url_of
 from .loading_server import LoadingServer
 
@@ -59,12 +59,13 @@ def server(loading_server: LoadingServer) -> Server:
     return Server(loading_server)
 
 
-def test_a_model_that_is_well(server: Server, protocol: str) -> None:
-    name = f"well_{protocol}"
-    server.has(name, SESSION, X + Y + PATHS)
-    checkup = examine(server.url(protocol), name)
-    assert codes_of(checkup) - {"server-not-ready"} <= HEALTHY
-    assert any("has read a nonce in sealed memory" in line for _, line in checkup.fine)
+def test_a_model_that_is_well(server: Server) -> None:
+    server.has("well", SESSION, X + Y + PATHS)
+    for protocol in ("grpc", "http"):
+        checkup = examine(server.url(protocol), "well")
+        assert codes_of(checkup) - {"server-not-ready"} <= HEALTHY
+        assert any("has read a nonce in sealed memory" in line for _, line in checkup.fine)
+        assert server.codes("nowhere", protocol) - {"server-not-ready"} == {"no-such-model"}
 
 
 def test_a_model_of_streams_is_probed_over_grpc_alone(server: Server) -> None:
@@ -94,10 +95,6 @@ def test_what_is_broken_is_found(server: Server, code: str) -> None:
     assert code in server.codes(name)
 
 
-def test_a_model_that_is_not_there(server: Server, protocol: str) -> None:
-    assert server.codes("nowhere", protocol) - {"server-not-ready"} == {"no-such-model"}
-
-
 def test_the_other_protocols_port(server: Server) -> None:
     grpc, http = server.url("grpc"), server.url("http").removeprefix("http://")
     assert codes_of(examine(f"http://{grpc}")) == {"wrong-port"}
@@ -105,29 +102,22 @@ def test_the_other_protocols_port(server: Server) -> None:
     assert codes_of(examine(f"http://{server.loading.server.metrics_url}")) == {"not-triton"}
 
 
-def elsewhere(server: Server, model: str, where: str, namespaces: tuple[str, ...], folder: Path) -> Any:
-    reason = obstacle(namespaces or ("--net",))
-    if reason is not None:
-        pytest.skip(f"namespaces are not permitted here: {reason}")
-    server.has(model, SESSION, X + Y + PATHS)
-    words = server.url("grpc"), model, where
-    with running("doctor", *words, namespaces=namespaces, folder=folder) as program:
+def elsewhere(server: Server, where: str, namespaces: tuple[str, ...], folder: Path) -> Any:
+    needs(*(namespaces or ("--net",)))
+    with running("doctor", server.url("grpc"), "in_pod", where, namespaces=namespaces, folder=folder) as program:
         return program.told()
 
 
-def test_another_container_of_the_pod_is_well(server: Server, tmp_path: Path) -> None:
-    told = elsewhere(server, "in_pod", "here", OWN_CONTAINER, tmp_path)
+def test_another_container_of_the_pod_is_well_and_what_another_network_has_not_is_told(
+    server: Server, tmp_path: Path
+) -> None:
+    server.has("in_pod", SESSION, X + Y + PATHS)
+    told = elsewhere(server, "here", OWN_CONTAINER, tmp_path)
     assert set(told["codes"]) - OF_THE_MACHINE - {"server-not-ready"} <= HEALTHY
     assert any("has a /dev/shm of its own" in line for line in told["fine"])
-
-
-def test_another_network_has_no_sealed_memory(server: Server, tmp_path: Path) -> None:
-    told = elsewhere(server, "no_network", "elsewhere", (), tmp_path)
+    told = elsewhere(server, "elsewhere", (), tmp_path)
     assert "no-sealed-memory" in told["codes"]
     assert any("has read a nonce in system memory" in line for line in told["fine"])
-
-
-def test_another_network_and_another_dev_shm(server: Server, tmp_path: Path) -> None:
-    told = elsewhere(server, "far_away", "elsewhere", OWN_CONTAINER, tmp_path)
+    told = elsewhere(server, "elsewhere", OWN_CONTAINER, tmp_path)
     assert "other-namespace" in told["codes"]
     assert told["status"] == 1

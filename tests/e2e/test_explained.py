@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PathUnavailableError
+from shm_backend_utils.client import PathUnavailableError, PoolOptions
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.client.explanation import Check, Explanation
 from shm_backend_utils.client.paths import choice as paths
@@ -51,28 +51,26 @@ def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
     assert infer(any_client) == {SealedSegment}
 
 
-@pytest.mark.parametrize("region", ["auto"])
-def test_where_it_cannot_be_fetched_dev_shm_is_taken(any_client: AnyClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_fetched_dev_shm_is_taken_or_else_the_path_is_closed(
+    flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name_a_socket_that_nobody_has(monkeypatch)
-    explanation = any_client.explain("direct_only")
-    check = check_of(explanation)
-    assert check.outcome is False
-    assert "the model could not fetch it" in check.detail
-    assert BY_NOBODY in check.detail
-    assert explanation.path == "direct"
-    assert explanation.reason.startswith("only a call can tell: SHM_ALLOWED_UIDS is not set")
-    assert infer(any_client) == {SystemSegment}
-    assert any_client.stats().retries == 0
-
-
-@pytest.mark.parametrize("region", ["sealed"])
-def test_where_no_other_may_be_taken_the_path_is_closed(any_client: AnyClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    name_a_socket_that_nobody_has(monkeypatch)
-    with pytest.raises(PathUnavailableError, match=rf'{BY_NOBODY} .*PoolOptions\(region="system"\)'):
-        any_client.infer("direct_only", X)
-    explanation = any_client.explain("rows")
-    assert explanation.path == "triton-shm"
-    assert BY_NOBODY in explanation.reason
+    with flavour.client() as client:
+        explanation = client.explain("direct_only")
+        check = check_of(explanation)
+        assert check.outcome is False
+        assert "the model could not fetch it" in check.detail
+        assert BY_NOBODY in check.detail
+        assert explanation.path == "direct"
+        assert explanation.reason.startswith("only a call can tell: SHM_ALLOWED_UIDS is not set")
+        assert infer(client) == {SystemSegment}
+        assert client.stats().retries == 0
+    with flavour.client(pool=PoolOptions(region="sealed")) as client:
+        with pytest.raises(PathUnavailableError, match=rf'{BY_NOBODY} .*PoolOptions\(region="system"\)'):
+            client.infer("direct_only", X)
+        explanation = client.explain("rows")
+        assert explanation.path == "triton-shm"
+        assert BY_NOBODY in explanation.reason
 
 
 @pytest.mark.parametrize("region", ["auto"])
@@ -87,40 +85,31 @@ def test_what_cannot_be_fetched_any_more_is_replaced_by_memory_in_dev_shm_with_a
     assert "shm_slot is not handed over" in caplog.text
 
 
-@pytest.fixture
-def _under_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_in_another_container_that_shares_memory_gets_no_tensors(
+    any_client: AnyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paths, "is_this_machine", lambda host: False)
-
-
-@pytest.fixture
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, _under_another_address: None) -> None:
-    def refuse(*arguments: object) -> Steps[None]:
-        raise MemoryRefusedError("Unable to open shared memory region")
-
-    monkeypatch.setattr(registration.Registrations, "add", refuse)
-
-
-@pytest.mark.usefixtures("_under_another_address")
-def test_a_server_in_another_container_that_shares_memory_gets_no_tensors(any_client: AnyClient) -> None:
     with any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, outputs=["DOUBLED"]) as result:
         assert result.path == "direct"
     assert "127.0.0.1 shares memory with this machine" in str(any_client.explain("rows"))
 
 
-@pytest.mark.usefixtures("_elsewhere")
-def test_a_client_on_another_machine_gets_the_same_inline(any_client: AnyClient) -> None:
+def test_a_client_on_another_machine_gets_the_same_inline(
+    any_client: AnyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> Steps[None]:
+        raise MemoryRefusedError("Unable to open shared memory region")
+
+    monkeypatch.setattr(paths, "is_this_machine", lambda host: False)
+    monkeypatch.setattr(registration.Registrations, "add", refuse)
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     with any_client.infer("rows", {"X": x}, outputs=["DOUBLED"], split=True) as result:
         assert result.path == "inline"
         np.testing.assert_array_equal(result["DOUBLED"], x * 2)
     assert "127.0.0.1 is another machine, which shares no memory" in any_client.explain("rows").reason
     assert any_client.stats().pool_bytes == 0
-
-
-@pytest.mark.usefixtures("_elsewhere")
-def test_a_model_for_the_direct_path_alone_cannot_be_called_from_another_machine(any_client: AnyClient) -> None:
     with pytest.raises(PathUnavailableError, match="is another machine, which shares no memory"):
-        any_client.infer("direct_only", {"X": np.ones(4, np.float32)})
+        any_client.infer("direct_only", X)
 
 
 EVERYTHING_ONCE = """

@@ -21,20 +21,19 @@ from .plain_client import PlainClient, PlainRegion
 PAGE = 4096
 NOBODY = 65534
 ROW = np.array([1, 2, 3, 4], np.float32)
-MODEL = "direct_only"  # gives Y, which is X, and serves the direct path alone
 HTTP_CODES = {"INVALID_ARGUMENT": "400", "NOT_FOUND": "404"}
 
 
 class Wire(PlainClient):
-    """What a user of tritonclient asks on the direct path."""
+    """What a user of tritonclient asks on the direct path: Y, which is X, of a model that serves this path alone."""
 
-    def send(self, name: str, model: str = MODEL, y_offset: int = 1024) -> Any:
+    def send(self, name: str, model: str = "direct_only", y_offset: int = 1024, target: str | None = None) -> Any:
         descriptor = {
             "v": 1,
             "model": model,
-            "regions": [{"kind": "named", "name": name}],
+            "regions": [{"kind": "named", "name": each} for each in (name, target) if each],
             "inputs": {"X": [0, 0, 16, "FP32", [4]]},
-            "outputs": {"Y": [0, y_offset, 16]},
+            "outputs": {"Y": [int(target is not None), y_offset, 16]},
         }
         return self.client.infer(model, [], parameters={"shm_io": json.dumps(descriptor)})
 
@@ -54,20 +53,33 @@ def wire(protocol: str, triton_server: EmbeddedServer) -> Iterator[Wire]:
         yield wire
 
 
-def test_a_sparse_region_gets_its_memory_before_it_is_used(wire: Wire) -> None:
+@tells_404
+def test_a_sparse_region_gets_its_memory_and_a_file_that_was_removed_is_not_found(wire: Wire) -> None:
     region = wire.region(4 * PAGE)
     assert region.path.stat().st_blocks == 0
     wire.send(region.name)
     assert region.path.stat().st_blocks * 512 == region.byte_size
-
-
-@tells_404
-def test_a_file_that_was_removed_is_not_found(wire: Wire) -> None:
-    region = wire.region(4 * PAGE)
-    region.write(ROW)
-    wire.send(region.name)
     region.path.unlink()
     assert "regions[0] does not exist" in wire.refused(lambda: wire.send(region.name), "NOT_FOUND")
+
+
+def test_a_name_means_what_it_stands_for_now_whatever_it_stood_for_before(wire: Wire) -> None:
+    """A name is registered anew for another part of an object, and for another object, as large or smaller."""
+    source = wire.region(PAGE)
+    source.write(ROW)
+    objects = [PlainRegion(3 * PAGE), PlainRegion(3 * PAGE)]
+    wire.regions += objects
+    name = objects[0].name
+    for number, page in ((0, 0), (0, 1), (1, 1), (1, 0), (0, 2), (0, 0)):
+        wire.client.register_system_shared_memory(name, objects[number].key, (3 - page) * PAGE, offset=page * PAGE)
+        wire.send(source.name, target=name)
+        expected = np.zeros((2, 3, PAGE // 4), np.float32)
+        expected[number, page, 256:260] = ROW
+        found = [each.view(np.float32, [3, PAGE // 4]) for each in objects]
+        np.testing.assert_array_equal(found, expected)
+        found[number][page, 256:260] = 0
+        wire.client.unregister_system_shared_memory(name)
+        assert "not registered" in wire.refused(lambda: wire.send(source.name, target=name), "NOT_FOUND")
 
 
 def test_memory_of_the_python_backend_cannot_be_reached(wire: Wire) -> None:

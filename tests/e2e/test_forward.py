@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import InferenceError, PoolOptions, Result, ShmClient
+from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.memory.pool.options import RegionName
-from shm_backend_utils.server import EmbeddedServer
 from tests.releases import takes_floats
 
 from ..crash.gate import Gate
 from .eventually import all_memory_comes_back, eventually
 
-pytestmark = pytest.mark.every_region
-
 X = np.array([1, 2, 3, 4], np.float32)
 ROOM = {"Y": X.nbytes, "FACTS": 8192}
-SHM = Path("/dev/shm")
 
 
 @pytest.fixture
-def client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmClient]:
-    pool = PoolOptions(region=region)
-    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0, pool=pool) as client:
-        yield client
+def client(grpc_client: ShmClient) -> ShmClient:
+    return grpc_client
 
 
 def delegated(client: ShmClient, way: str, model: str = "identity", **parameters: Any) -> tuple[list[float], Any]:
@@ -47,6 +39,7 @@ def facts(result: Result) -> Any:
     return json.loads(result["FACTS"].tobytes())
 
 
+@pytest.mark.every_region
 def test_what_the_other_model_passes_through_is_where_the_client_wrote_it(client: ShmClient) -> None:
     parameters = {"way": "forward", "model": "identity"}
     with client.prepare("delegate", {"X": ((1000,), np.float32)}, outputs=ROOM, parameters=parameters) as call:
@@ -58,6 +51,7 @@ def test_what_the_other_model_passes_through_is_where_the_client_wrote_it(client
             assert result["Y"].tolist() == list(range(1000))
 
 
+@pytest.mark.every_region
 def test_the_other_model_writes_to_the_clients_own_memory(client: ShmClient, gate: Gate) -> None:
     """The client sees the first half while the other model still stands half way."""
     parameters = {"way": "forward_into", "model": "crash_stages", **gate.parameters("half written")}
@@ -83,32 +77,24 @@ def in_thread(work: Callable[[], Result]) -> Future[Result]:
     return ThreadPoolExecutor(1).submit(work)
 
 
-@pytest.mark.parametrize(
-    ("way", "model", "expected"),
-    [
+def test_the_result_is_right_whichever_way_the_tensors_came(client: ShmClient, path: PathName) -> None:
+    for way, model, expected in (
         ("forward", "identity", X),
         ("forward", "crash_stages", X + 1),
         ("forward_into", "crash_stages", X + 1),
         ("forward_own", "crash_stages", X + 1),
         ("forward_twice", "crash_stages", X + 3),
         ("forward_rows", "rows", 2 * X),
-    ],
-)
-def test_the_result_is_right_whichever_way_the_tensors_came(
-    client: ShmClient, way: str, model: str, expected: npt.NDArray[np.float32], path: PathName
-) -> None:
-    for _ in range(2):  # the second time, sizes are known
-        values, _ = delegated(client, way, model, path=path)
-        assert values == expected.tolist()
-    all_memory_comes_back(client)
-
-
-def test_strings_go_in_shared_memory(client: ShmClient, path: PathName) -> None:
+    ):
+        for _ in range(2):  # the second time, sizes are known
+            values, _ = delegated(client, way, model, path=path)
+            assert values == expected.tolist(), way
     for _ in range(2):
         values, told = delegated(client, "forward_words", "words", path=path)
         assert values == [1, 2, 3, 4]
         assert told["words"] == ["X", "XX", "XXX", "XXXX"]
     assert told["path"] == "direct"
+    all_memory_comes_back(client)
 
 
 @pytest.mark.parametrize("way", ["forward", "forward_into", "forward_own"])
@@ -157,17 +143,14 @@ def test_what_goes_wrong_there_is_an_error_here(
 
 
 def test_scratch_memory_is_used_again(client: ShmClient) -> None:
-    pid = delegated(client, "forward_twice", "crash_stages")[1]["pid"]
-    delegated(client, "forward_twice", "crash_stages")
-    before = scratch_of(pid)
-    for _ in range(20):
-        delegated(client, "forward_twice", "crash_stages")
+    def forwarded() -> set[Path]:
+        pid = delegated(client, "forward_twice", "crash_stages")[1]["pid"]
+        return set(Path("/dev/shm").glob(f"shmbu-{pid}-*"))
+
+    forwarded()
+    before = forwarded()
     assert before
-    assert scratch_of(pid) == before
-
-
-def scratch_of(pid: int) -> set[str]:
-    return {path.name for path in SHM.glob(f"shmbu-{pid}-*")}
+    assert [forwarded() for _ in range(20)] == [before] * 20
 
 
 def test_calls_of_one_request_go_on_side_by_side(client: ShmClient, gate: Gate) -> None:
@@ -185,12 +168,7 @@ def test_requests_of_one_execute_are_served_side_by_side(client: ShmClient, path
     assert [future.result()["Y"].tolist() for future in futures] == [(value + 2).tolist() for value in values]
 
 
-answers_before_its_calls_have_ended = pytest.mark.needs_triton(
-    "2.47", "older ones answer for a coroutine when the calls that it has begun have ended, awaited or not"
-)
-
-
-@answers_before_its_calls_have_ended
+@pytest.mark.needs_triton("2.47", "older ones answer for a coroutine when the calls that it has begun have ended")
 @pytest.mark.parametrize("way", ["leave", "cancel"])
 def test_memory_is_not_used_while_a_model_not_awaited_works(
     client: ShmClient, gate: Gate, tmp_path: Path, way: str

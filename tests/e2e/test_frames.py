@@ -18,16 +18,18 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, Result, ShmClient
 from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.memory.pool.options import RegionName
-from shm_backend_utils.protocol.spans import MAX_FRAMES
+from shm_backend_utils.protocol.claims import NamedRegionClaim
+from shm_backend_utils.protocol.spans import OutputSpan, Ring
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour, url_of
-from .hand_made import STEP, Claim, HandMade, hand_made
+from .hand_made import HandMade, hand_made
 from .own_regions import lies_in_shared_memory
 
 X = np.array([1, 2, 3, 4], np.float32)
 ROOM = {"Y": X.nbytes}
+STEP = 4096
 
 
 @pytest.fixture(params=[False, True], ids=["blocking", "aio"])
@@ -50,15 +52,15 @@ def begun_and_ended(client: AnyClient) -> list[int]:
 
 
 @pytest.mark.parametrize("frames", [1, 4])
-@pytest.mark.parametrize("count", [0, 1, 4, 5, 100])
-def test_frames_come_in_order_through_a_ring_of_any_size(client: AnyClient, count: int, frames: int) -> None:
-    values = []
-    for result in frames_of(client, count, frames=frames):
-        assert result.path == "direct"
-        values.append(result.copy()["Y"].tolist())
-        del result
-    assert values == [(X + index).tolist() for index in range(count)]
-    all_memory_comes_back(client)
+def test_frames_come_in_order_through_a_ring_of_any_size(client: AnyClient, frames: int) -> None:
+    for count in (0, 1, 4, 5, 100):
+        values = []
+        for result in frames_of(client, count, frames=frames):
+            assert result.path == "direct"
+            values.append(result.copy()["Y"].tolist())
+            del result
+        assert values == [(X + index).tolist() for index in range(count)]
+        all_memory_comes_back(client)
 
 
 def test_a_frame_lies_in_shared_memory_and_places_are_used_again(client: AnyClient) -> None:
@@ -104,13 +106,6 @@ def side_by_side(client: AnyClient, value: float, **parameters: Any) -> Iterator
     )
 
 
-@pytest.fixture
-def pair(triton_server: EmbeddedServer) -> Iterator[tuple[AnyClient, AnyClient]]:
-    grpc = Flavour(url_of(triton_server, "grpc"), False)
-    with grpc.client() as one, grpc.client() as other:
-        yield one, other
-
-
 def firsts(*streams: Iterator[Result]) -> list[Any]:
     """Begin streams together, and return the first result of each, or its error."""
     with ThreadPoolExecutor(len(streams)) as threads:
@@ -118,9 +113,9 @@ def firsts(*streams: Iterator[Result]) -> list[Any]:
     return [future.exception() or future.result() for future in futures]
 
 
-def test_streams_of_one_execute_go_on_side_by_side(pair: tuple[AnyClient, AnyClient]) -> None:
+def test_streams_of_one_execute_go_on_side_by_side(grpc_client: ShmClient) -> None:
     """Were one served after the other, it would wait for its only frame, which is held until the other has one too."""
-    streams = [side_by_side(client, 100.0 * index, count=10) for index, client in enumerate(pair)]
+    streams = [side_by_side(grpc_client, value, count=10) for value in (0, 100)]
     results = firsts(*streams)
     for step in range(10):
         assert [result["Y"][0, 0] for result in results] == [step, 100 + step]
@@ -129,8 +124,8 @@ def test_streams_of_one_execute_go_on_side_by_side(pair: tuple[AnyClient, AnyCli
     assert results == [None, None]
 
 
-def test_a_stream_that_fails_does_not_end_the_one_beside_it(pair: tuple[AnyClient, AnyClient]) -> None:
-    good, bad = side_by_side(pair[0], 7, count=5), side_by_side(pair[1], 8, fail=True)
+def test_a_stream_that_fails_does_not_end_the_one_beside_it(grpc_client: ShmClient) -> None:
+    good, bad = side_by_side(grpc_client, 7, count=5), side_by_side(grpc_client, 8, fail=True)
     first, error = firsts(good, bad)
     assert isinstance(error, InferenceError)
     assert "the model gave up on one stream" in str(error)
@@ -193,8 +188,8 @@ def test_a_response_that_does_not_come_in_time_leaves_no_memory_in_doubt_for_eve
 
 @pytest.fixture
 def by_hand(triton_server: EmbeddedServer) -> Iterator[HandMade]:
-    with hand_made(triton_server.grpc_url, "frames_of", {"X": X}, {"Y": X.nbytes}, slot_count=5) as request:
-        request.table.frame_count, request.table.frame_slot, request.table.frame_stride = 4, 1, STEP
+    with hand_made(triton_server.grpc_url, "frames_of", {"X": X}, {"Y": X.nbytes}, slots=5) as request:
+        request.said = request.table = request.table._replace(ring=Ring(1, 4, STEP))
         yield request
 
 
@@ -212,32 +207,20 @@ def last_error(request: HandMade) -> str:
 
 def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMade) -> None:
     by_hand.parameters.update(count=3)
-    assert last_error(by_hand) == ""
-    begin, byte_size = by_hand.table["Y"].offset, by_hand.table["Y"].byte_size
-    frames = [by_hand.array(begin + place * STEP, byte_size, np.float32).tolist() for place in range(3)]
-    assert frames == [(X + index).tolist() for index in range(3)]
-    assert [by_hand.region.record(slot).completed for slot in range(1, 5)] == [(5 << 32) + n for n in (1, 2, 3)] + [0]
-    assert by_hand.region.record(0).completed == 5
-
-
-@pytest.mark.parametrize(
-    ("ring", "field"),
-    [
-        ({"frame_slot": 2}, "frame_slot"),
-        ({"frame_slot": 0}, "frame_slot"),
-        ({"frame_count": MAX_FRAMES + 1}, "frame_count"),
-        ({"frame_stride": (1 << 63) - 1}, "frame_stride"),
-        ({"frame_stride": X.nbytes - 1}, "frame_stride"),
-    ],
-    ids=str,
-)
-def test_a_hostile_ring_is_refused_and_its_field_named(by_hand: HandMade, ring: dict[str, Any], field: str) -> None:
-    for name, value in ring.items():
-        setattr(by_hand.table, name, value)
-    by_hand.parameters.update(count=3)
     before = by_hand.content()
-    assert last_error(by_hand).startswith(f"shm:table: {field}")
-    assert by_hand.content() == before
+    for field, ring in (("frame_slot", Ring(2, 4, STEP)), ("frame_stride", Ring(1, 4, (1 << 63) - 1))):
+        by_hand.said = by_hand.table._replace(ring=ring)
+        assert last_error(by_hand).startswith(f"shm:table: {field}")
+        by_hand.client(by_hand.url).stop_stream()
+        assert by_hand.content() == before
+    by_hand.said = by_hand.table
+    assert last_error(by_hand) == ""
+    begin, generation = by_hand.table.outputs["Y"].offset, by_hand.generations[0]
+    frames = [np.frombuffer(by_hand.region.bytes(), np.float32, 4, begin + place * STEP) for place in range(3)]
+    assert [frame.tolist() for frame in frames] == [(X + index).tolist() for index in range(3)]
+    completed = [by_hand.region.record(slot).completed for slot in range(5)]
+    assert completed == [generation, *((generation << 32) + n for n in (1, 2, 3)), 0]
+    del frames
 
 
 def test_a_ring_that_leaves_a_registered_region_is_refused(by_hand: HandMade) -> None:
@@ -247,15 +230,14 @@ def test_a_ring_that_leaves_a_registered_region_is_refused(by_hand: HandMade) ->
     client = by_hand.client(by_hand.url)
     client.register_system_shared_memory(path.name, path.name, 3 * STEP)
     try:
-        by_hand.table.regions = [Claim(3, path.name.encode())]
-        by_hand.table["Y"].region, by_hand.table["Y"].offset = 1, 0
+        regions, outputs = (NamedRegionClaim(path.name),), {"Y": OutputSpan(1, 0, X.nbytes)}
+        by_hand.said = by_hand.table._replace(regions=regions, outputs=outputs)
         by_hand.parameters.update(count=4)
         assert last_error(by_hand).startswith("shm:table: outputs.Y: found 12304 bytes at offset 0")
         assert not any(path.read_bytes())
         client.stop_stream()
-        by_hand.table.frame_count = 3
+        by_hand.said = by_hand.said._replace(ring=Ring(1, 3, STEP))
         by_hand.parameters.update(count=3)
-        by_hand.next()
         assert last_error(by_hand) == ""
         frames = [np.frombuffer(path.read_bytes(), np.float32, 4, place * STEP).tolist() for place in range(3)]
         assert frames == [(X + index).tolist() for index in range(3)]

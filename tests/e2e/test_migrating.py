@@ -20,23 +20,18 @@ SUMS = np.arange(1, 17).reshape(1, 16)
 DIFFERENCES = np.arange(-1, 15).reshape(1, 16)
 
 
-def steps() -> list[list[str]]:
-    """Return the table's rows of code: for each step, the code of each column."""
-    rows = re.findall(r"<tr>(.*?)</tr>", DOCUMENT, re.DOTALL)
-    cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
-    return [_codes(row[1:]) for row in cells if any("```python" in cell for cell in row)]
-
-
-def _codes(cells: list[str]) -> list[str]:
-    codes: list[str] = []
-    for cell in cells:
-        found = re.search(r"```python\n(.*?)```", cell, re.DOTALL)
-        codes.append(codes[-1] if cell == "the same" else found[1] if found else "")
-    return codes
+def codes(row: str) -> list[str]:
+    """Return the code of each column in a row of the table."""
+    found: list[str] = []
+    for cell in re.findall(r"<td>(.*?)</td>", row, re.DOTALL)[1:]:
+        code = re.search(r"```python\n(.*?)```", cell, re.DOTALL)
+        found.append(found[-1] if cell == "the same" else code[1] if code else "")
+    return found
 
 
 def program(column: str, server: EmbeddedServer) -> str:
-    whole = "".join(step[COLUMNS.index(column)] for step in steps())
+    rows = [row for row in re.findall(r"<tr>(.*?)</tr>", DOCUMENT, re.DOTALL) if "```python" in row]
+    whole = "".join(codes(row)[COLUMNS.index(column)] for row in rows)
     return whole.replace("localhost:8001", server.grpc_url).replace("/add_sub_", f"/add_sub_{os.getpid()}_")
 
 
@@ -61,15 +56,14 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_patient")
-@pytest.mark.parametrize("column", COLUMNS)
-def test_it_runs_and_gives_the_sums_and_the_differences(column: str, triton_server: EmbeddedServer) -> None:
-    names: dict[str, Any] = {}
-    exec(program(column, triton_server), names)
-    assert np.array_equal(names["sums"], SUMS)
-    assert np.array_equal(names["differences"], DIFFERENCES)
-
-
-def test_attach_is_an_import_and_one_call(triton_server: EmbeddedServer) -> None:
+def test_they_give_the_sums_and_the_differences_and_attach_is_an_import_and_one_call(
+    triton_server: EmbeddedServer,
+) -> None:
+    for column in COLUMNS:
+        names: dict[str, Any] = {}
+        exec(program(column, triton_server), names)
+        assert np.array_equal(names["sums"], SUMS)
+        assert np.array_equal(names["differences"], DIFFERENCES)
     by_hand, attached = (program(column, triton_server) for column in ("by hand", "attach"))
     without_import = attached.replace("from shm_backend_utils.compat.attach import attach\n", "", 1)
     call = 'client.infer(\n    "add_sub",\n    **attach("add_sub", inputs, outputs, batch_size=1),\n)\n'

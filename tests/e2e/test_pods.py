@@ -5,33 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 import pytest
 
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from shm_backend_utils.server import EmbeddedServer
 
-from .container import OWN_CONTAINER, Program, obstacle, running
+from .container import OWN_CONTAINER, Program, needs, running
 from .flavours import url_of
 
-A_LOT: Final = "32"
-LITTLE: Final = "1"
-"""Of rows of 4 MiB: more, and less, than the 64 MB that a container has in /dev/shm."""
 
-
-def needs(*namespaces: str) -> None:
-    reason = obstacle(namespaces)
-    if reason is not None:
-        pytest.skip(f"namespaces are not permitted here: {reason}")
-
-
-class Pod:
+class Pod(NamedTuple):
     """A server in a container, and its addresses by protocol."""
 
-    def __init__(self, server: Program, urls: dict[str, str]) -> None:
-        self.server = server
-        self.urls = urls
+    server: Program
+    urls: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -49,39 +38,34 @@ def used_bytes(program: Program) -> int:
     return (space.f_blocks - space.f_bfree) * space.f_frsize
 
 
-def calls_in(pod: Pod, protocol: str, region: str, row_count: str, folder: Path) -> list[Any]:
-    """Return what a client in another container tells, after a look at what is in /dev/shm while its results live."""
+def called_in(pod: Pod, protocol: str, region: str, row_count: str, folder: Path) -> Any:
+    """Return what a client in another container tells, after a look at what is in /dev/shm while its result lives."""
     before = used_bytes(pod.server)
     words = pod.urls[protocol], region, row_count
-    told = []
     with running("client", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
-        for _ in range(2):
-            told.append(client.told())
-            assert not client.shm.samefile(pod.server.shm)
-            assert used_bytes(client) == 0
-            assert used_bytes(pod.server) == before or told[-1]["path"] != "direct"
-            assert list(pod.server.shm.glob("shmbu-*")) == list(client.shm.iterdir()) == []
-            client.go_on()
+        told = client.told()
+        assert not client.shm.samefile(pod.server.shm)
+        assert used_bytes(client) == 0
+        assert used_bytes(pod.server) == before or told["paths"] != ["direct"] * 2
+        assert list(pod.server.shm.glob("shmbu-*")) == list(client.shm.iterdir()) == []
+        client.go_on()
     return told
 
 
 def test_more_than_dev_shm_holds_goes_through_sealed_memory(pod: Pod, protocol: str, tmp_path: Path) -> None:
-    computed, passed_on = calls_in(pod, protocol, "auto", A_LOT, tmp_path)
-    assert computed == {"path": "direct", "right": True}
-    assert (passed_on["path"], passed_on["in place"], passed_on["right"]) == ("direct", True, True)
-    assert "model 'identity' takes the path direct" in passed_on["why"]
-    assert "sealed memory?" in passed_on["why"]
-    assert "the model has fetched some by a socket" in passed_on["why"]
-    assert "they do not share /dev/shm" in passed_on["why"]  # what the other paths lack
+    told = called_in(pod, protocol, "auto", "32", tmp_path)  # 128 MiB
+    assert (told["paths"], told["in place"], told["right"]) == (["direct"] * 2, True, True)
+    assert "model 'identity' takes the path direct" in told["why"]
+    assert "the model has fetched some by a socket" in told["why"]
+    assert "they do not share /dev/shm" in told["why"]  # what the other paths lack
 
 
 def test_without_sealed_memory_there_is_another_path(pod: Pod, protocol: str, tmp_path: Path) -> None:
-    computed, passed_on = calls_in(pod, protocol, "system", LITTLE, tmp_path)
-    assert computed == {"path": "inline", "right": True}
-    assert (passed_on["path"], passed_on["in place"], passed_on["right"]) == ("inline", False, True)
-    assert "model 'identity' takes the path inline" in passed_on["why"]
-    assert "they do not share /dev/shm" in passed_on["why"]
-    assert "sealed memory?" not in passed_on["why"]
+    told = called_in(pod, protocol, "system", "1", tmp_path)
+    assert (told["paths"], told["in place"], told["right"]) == (["inline"] * 2, False, True)
+    assert "model 'identity' takes the path inline" in told["why"]
+    assert "they do not share /dev/shm" in told["why"]
+    assert "sealed memory?" not in told["why"]
 
 
 def test_another_network_has_other_memory(triton_server: EmbeddedServer, protocol: str, tmp_path: Path) -> None:

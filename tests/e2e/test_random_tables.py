@@ -1,7 +1,4 @@
-"""Broken tables at a real server: each is refused with a code, or served; nothing is written elsewhere.
-
-``--tables`` says how many.
-"""
+"""Broken tables at a real server: each is refused with a code, or served; nothing is written elsewhere."""
 
 from __future__ import annotations
 

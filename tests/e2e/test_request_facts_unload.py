@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,29 +13,7 @@ from shm_backend_utils.client import InferenceError, ShmClient
 from .eventually import all_memory_comes_back, eventually
 from .loading_server import LoadingServer, side_by_side
 
-NAMES = ("delegate", "rows", "batch_rows", "frames_of")
 X = np.array([1, 2, 3, 4], np.float32)
-SHM = Path("/dev/shm")
-
-
-@pytest.fixture(scope="module")
-def server(loading_server: LoadingServer) -> LoadingServer:
-    """A server that has the models, and has loaded none of them."""
-    for name in NAMES:
-        loading_server.copy(name, name)
-    return loading_server
-
-
-@pytest.fixture
-def grpc(server: LoadingServer) -> Any:
-    side_by_side(server.grpc.load_model, NAMES)
-    return server.grpc
-
-
-@pytest.fixture
-def client(server: LoadingServer) -> Iterator[ShmClient]:
-    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
-        yield client
 
 
 def delegated(client: ShmClient) -> int:
@@ -48,46 +24,34 @@ def delegated(client: ShmClient) -> int:
         return pid
 
 
-def batched(client: ShmClient) -> None:
-    rows = [np.full((1, 4), 1 + index, np.float32) for index in range(8)]
-    futures = [client.submit("batch_rows", {"X": row}, outputs={"Y": 16}) for row in rows]
-    assert [future.result()["Y"][0, 0] for future in futures] == [2 * row[0, 0] for row in rows]
-
-
-def streamed(client: ShmClient) -> None:
-    results = client.stream("frames_of", {"X": X}, outputs={"Y": 16}, parameters={"count": 9})
-    assert [result["Y"][0] for result in results] == [1 + index for index in range(9)]
-
-
 def scratch_of(pid: int) -> list[Path]:
-    return list(SHM.glob(f"shmbu-{pid}-*"))
+    return list(Path("/dev/shm").glob(f"shmbu-{pid}-*"))
 
 
-def test_nothing_is_left_of_a_model_that_was_unloaded_and_its_clients_go_on(grpc: Any, client: ShmClient) -> None:
-    pid = delegated(client)
-    batched(client)
-    streamed(client)
-    assert scratch_of(pid)
-    side_by_side(grpc.unload_model, NAMES)
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
-    assert not scratch_of(pid)
-    with pytest.raises(InferenceError):
-        delegated(client)
-    side_by_side(grpc.load_model, NAMES)
-    assert delegated(client) != pid
-    batched(client)
-    streamed(client)
-    all_memory_comes_back(client)
-
-
-def test_a_model_that_was_loaded_with_another_configuration_is_asked_about_anew(grpc: Any, client: ShmClient) -> None:
+def test_nothing_is_left_of_a_model_that_was_unloaded_and_one_loaded_otherwise_is_asked_about_anew(
+    loading_server: LoadingServer,
+) -> None:
     """The caller has learned what the other model takes; the first refusal makes it look again."""
-    pid = delegated(client)
-    config = json.loads(json.dumps(grpc.get_model_config("rows", as_json=True)["config"]))
-    config["max_batch_size"] = 2
-    grpc.load_model("rows", config=json.dumps(config))
-    assert delegated(client) == pid
-    grpc.unload_model("rows")
-    for complaint in ("rows", "model 'rows' cannot be called: the server has no such model ready"):
-        with pytest.raises(InferenceError, match=complaint):
+    names, grpc = ("delegate", "rows"), loading_server.grpc
+    for name in names:
+        loading_server.copy(name, name)
+    side_by_side(grpc.load_model, names)
+    with ShmClient(loading_server.server.grpc_url, timeout_s=30) as client:
+        pid = delegated(client)
+        config = json.loads(json.dumps(grpc.get_model_config("rows", as_json=True)["config"]))
+        config["max_batch_size"] = 2
+        grpc.load_model("rows", config=json.dumps(config))
+        assert delegated(client) == pid
+        grpc.unload_model("rows")
+        for complaint in ("rows", "model 'rows' cannot be called: the server has no such model ready"):
+            with pytest.raises(InferenceError, match=complaint):
+                delegated(client)
+        assert scratch_of(pid)
+        grpc.unload_model("delegate")
+        eventually(lambda: not Path(f"/proc/{pid}").exists())
+        assert not scratch_of(pid)
+        with pytest.raises(InferenceError):
             delegated(client)
+        side_by_side(grpc.load_model, names)
+        assert delegated(client) != pid
+        all_memory_comes_back(client)

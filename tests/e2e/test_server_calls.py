@@ -1,30 +1,18 @@
-"""A client before its server, and what it asks of a server beside inference: over both protocols, in one shape."""
+"""What a client asks of a server beside inference: over both protocols, in one shape."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import pytest
 
-from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer, Ports
 
-from ..crash.servers import installation_with
 from .eventually import eventually
-from .flavours import FLAVOURS, AnyClient, AwaitedClient, Flavour
-
-MODELS: Final = Path(__file__).resolve().parents[1] / "models"
-X: Final = np.ones((1, 4), np.float32)
-LONG_S: Final = 120.0
+from .flavours import FLAVOURS, AnyClient, AwaitedClient, client_of, url_of
 
 
 def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
@@ -33,82 +21,37 @@ def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
     return getattr(client, method)(*values, **named)
 
 
-def are_told_the_same(served: Served, method: str, *values: str) -> bool:
-    first, *others = [asked(client, method, *values) for client in served.clients.values()]
-    return others == [first] * 3
-
-
-def early(flavour: Flavour) -> AnyClient:
-    return flavour.client(wait_ready_s=LONG_S)
-
-
-class Served:
-    """A server that loads models when it is told to, and clients that were there before it."""
-
-    def __init__(self, folder: Path, until: ExitStack) -> None:
-        models, ports = folder / "models", Ports().resolve()
-        copy_models([MODELS / name for name in ("rows", "unaware", "countdown")], models)
-        urls = {"grpc": f"localhost:{ports.grpc}", "http": f"http://localhost:{ports.http}"}
-        self.flavours = flavours = {
-            each: Flavour(urls[each.partition(" ")[0]], each.endswith("aio")) for each in FLAVOURS
-        }
-        with pytest.raises(ServerUnavailableError), flavours["grpc"].client():
-            pass
-        with ThreadPoolExecutor(len(FLAVOURS)) as threads:
-            waiting: dict[str, Future[AnyClient]] = {
-                each: threads.submit(early, flavour) for each, flavour in flavours.items()
-            }
-            self.server = EmbeddedServer.start(
-                models,
-                ports=ports,
-                installation=installation_with(["--model-control-mode=explicit"], folder / "installation"),
-                log_file=folder / "server.log",
-            )
-            until.enter_context(self.server)
-            until.callback(self._kill)
-            self.clients = {each: future.result() for each, future in waiting.items()}
-        for client in self.clients.values():
-            until.enter_context(client)
-
-    def _kill(self) -> None:
-        os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take half a minute to stop
-        self.server.wait()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with ExitStack() as until:
-        yield Served(tmp_path_factory.mktemp("served"), until)
+def are_told_the_same(server: EmbeddedServer, method: str, *values: str) -> bool:
+    told = []
+    for flavour in FLAVOURS:
+        with client_of(flavour, url_of(server, flavour)) as client:
+            told.append(asked(client, method, *values))
+    return told == [told[0]] * len(told)
 
 
 @pytest.fixture(params=FLAVOURS)
-def client(request: pytest.FixtureRequest, served: Served) -> AnyClient:
-    """Each client that was made before the server."""
-    return served.clients[request.param]
+def client(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[AnyClient]:
+    with client_of(request.param, url_of(triton_server, request.param), timeout_s=30) as client:
+        yield client
 
 
-@pytest.fixture(scope="module")
-def _loaded(served: Served) -> None:
-    for name in ("rows", "unaware", "countdown"):
-        asked(served.clients["grpc"], "load_model", name)
-
-
-def test_a_client_that_was_there_before_its_server_has_one(client: AnyClient) -> None:
+def test_a_server_is_there_and_a_model_that_is_not_there_is_not_ready(client: AnyClient) -> None:
     assert asked(client, "is_server_live") is True
     assert asked(client, "is_server_ready") is True
     assert asked(client, "get_server_metadata")["name"] == "triton"
-
-
-def test_a_model_that_is_not_there_is_not_ready(client: AnyClient) -> None:
     assert asked(client, "is_model_ready", "nobody") is False
     for method in ("get_model_metadata", "get_model_config", "get_inference_statistics", "load_model"):
         with pytest.raises(InferenceError):
             asked(client, method, "nobody")
 
 
+def test_where_no_server_is_a_client_says_so() -> None:
+    with pytest.raises(ServerUnavailableError), client_of("grpc", f"localhost:{Ports().resolve().grpc}"):
+        pass
+
+
 @pytest.mark.needs_triton("2.51", "2.41 leaves out, over HTTP, fields that tritonclient's messages of gRPC have")
-@pytest.mark.usefixtures("_loaded")
-def test_all_clients_are_told_the_same(served: Served) -> None:
+def test_all_clients_are_told_the_same(triton_server: EmbeddedServer) -> None:
     for method, values in (
         ("get_server_metadata", ()),
         ("get_model_metadata", ("rows",)),
@@ -118,10 +61,10 @@ def test_all_clients_are_told_the_same(served: Served) -> None:
         ("get_inference_statistics", ("rows",)),
         ("get_inference_statistics", ()),
     ):
-        eventually(partial(are_told_the_same, served, method, *values))  # figures move for a while after an answer
+        eventually(partial(are_told_the_same, triton_server, method, *values))  # figures move for a while
 
 
-def test_a_model_is_loaded_with_a_configuration_and_unloaded(served: Served, client: AnyClient) -> None:
+def test_a_model_is_loaded_with_a_configuration_and_unloaded(client: AnyClient) -> None:
     config = '{"backend": "python", "max_batch_size": 2, "input": [], "output": []}'
     code = b"class TritonPythonModel:\n    def execute(self, requests): return []\n"
     asked(client, "load_model", "made_here", config=config, files={"file:1/model.py": code})

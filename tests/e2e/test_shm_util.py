@@ -1,7 +1,4 @@
-"""Regions around an inference by plain tritonclient: made, filled, used, and gone, also after a failure at any step.
-
-So they are where ``shm_util`` is called as Triton's own tests call it: in the order of ``infer_util``.
-"""
+"""Regions around an inference by plain tritonclient: made, filled, used, and gone, also after a failure at any step."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ SHM: Final = Path("/dev/shm")
 
 
 class Wire(PlainClient):
-    """One that makes its regions by ``shm_util``, and can be made to fail; none is left registered at its end."""
+    """One that makes its regions by ``shm_util``; none is left registered at its end."""
 
     def __init__(self, protocol: str, server: EmbeddedServer) -> None:
         super().__init__(protocol, server)
@@ -83,25 +80,14 @@ def wire(protocol: str, triton_server: EmbeddedServer) -> Iterator[Wire]:
         yield wire
 
 
-# --- a whole life
-
-
-def test_inputs_without_names_and_regions_without_names_get_some(wire: Wire) -> None:
-    images = np.random.default_rng(1).random((2, 3, 224, 224), np.float32)
-    regions = wire.create([images], [("OUTPUT0", images.nbytes)])
-    assert set(wire.registered()) == {"input0", "output0"}
-    wire.infer("multiply", regions)
-    np.testing.assert_array_equal(regions.shm_handles[1].read(images.dtype, images.shape), images * 2)
-    wire.clean_up(regions.shm_handles)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_list_of_arrays_is_their_rows_and_of_one_the_tensor_itself(wire: Wire, count: int) -> None:
-    images = np.random.default_rng(1).random((count, 3, 224, 224), np.float32)
-    regions = wire.create([("INPUT0", [images] if count == 1 else list(images))], [("OUTPUT0", images.nbytes)])
-    wire.infer("multiply", regions)
-    np.testing.assert_array_equal(regions.shm_handles[1].read(images.dtype, images.shape), images * 2)
-    wire.clean_up(regions.shm_handles)
+def test_names_may_be_left_out_and_a_list_of_arrays_is_their_rows_and_of_one_the_tensor_itself(wire: Wire) -> None:
+    images = np.random.default_rng(1).random((3, 3, 224, 224), np.float32)
+    for given, expected in ((images, images), (("INPUT0", list(images)), images), (("INPUT0", [images]), images)):
+        regions = wire.create([given], [("OUTPUT0", images.nbytes)])
+        assert set(wire.registered()) == {"input0", "output0"}
+        wire.infer("multiply", regions)
+        np.testing.assert_array_equal(regions.shm_handles[1].read(images.dtype, images.shape), expected * 2)
+        wire.clean_up(regions.shm_handles)
 
 
 def test_runs_under_the_same_names_leave_nothing_and_let_no_pool_grow(wire: Wire) -> None:
@@ -127,16 +113,12 @@ def test_a_name_that_an_aborted_run_has_left_is_taken_over(wire: Wire) -> None:
     wire.clean_up(regions.shm_handles)
 
 
-# --- what the machine cannot do
-
-
 def test_a_region_that_has_no_room_is_an_error_and_no_crash(wire: Wire) -> None:
     with ShmLeakProbe(pool_prefix=None), pytest.raises(MachineError, match="/dev/shm has [0-9]+ free"):
         wire.create([("X", X)], [("Y", 20)], None, [4096, 2**45])
 
 
-class LostError(Exception):
-    """What tests let happen."""
+class LostError(Exception): ...
 
 
 def fail_at(
@@ -157,46 +139,28 @@ def fail_at(
     monkeypatch.setattr(owner, method, fail_or_call)
 
 
-# --- a failure while they are made
+FAULTS: Final[dict[str, tuple[Callable[[Wire], Any], str, int]]] = {
+    "no memory": (lambda wire: SystemSegment, "create", 4),
+    "names are not freed": (lambda wire: wire.client, "unregister_system_shared_memory", 4),
+    "registration is refused": (lambda wire: wire.client, "register_system_shared_memory", 4),
+    "answers are lost": (lambda wire: wire.client, "register_system_shared_memory", 4),
+    "no input": (lambda wire: wire.module, "InferInput", 2),
+    "no output": (lambda wire: wire.module, "InferRequestedOutput", 2),
+    "nothing is written": (lambda wire: SystemShmHandle, "write", 2),
+}
+"""What fails, and at how many places."""
 
 
-def registration_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
-    fail_at(monkeypatch, wire.client, "register_system_shared_memory", turn)
-
-
-def answers_lost(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
-    fail_at(monkeypatch, wire.client, "register_system_shared_memory", turn, is_done_first=True)
-
-
-def names_not_freed(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
-    fail_at(monkeypatch, wire.client, "unregister_system_shared_memory", turn)
-
-
-def memory_lacking(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
-    fail_at(monkeypatch, SystemSegment, "create", turn)
-
-
-@pytest.mark.parametrize("turn", range(4))
-@pytest.mark.parametrize("fault", [memory_lacking, names_not_freed, registration_refused, answers_lost])
-def test_a_failure_at_any_region_leaves_nothing(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Wire, pytest.MonkeyPatch, int], None], turn: int
-) -> None:
-    with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
-        fault(wire, patch, turn)
-        with pytest.raises(LostError):
-            wire.four()
-    assert wire.registered() == {}
-    wire.clean_up(wire.four().shm_handles)  # the names are free again
-
-
-@pytest.mark.parametrize("turn", range(2))
-@pytest.mark.parametrize("step", ["write", "InferInput", "InferRequestedOutput"])
-def test_a_failing_tensor_leaves_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch, step: str, turn: int) -> None:
-    with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
-        fail_at(patch, SystemShmHandle if step == "write" else wire.module, step, turn)
-        with pytest.raises(LostError):
-            wire.four()
-    assert wire.registered() == {}
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_at_any_region_leaves_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    owner, method, turns = FAULTS[fault]
+    for turn in range(turns):
+        with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
+            fail_at(patch, owner(wire), method, turn, is_done_first=fault == "answers are lost")
+            with pytest.raises(LostError):
+                wire.four()
+        assert wire.registered() == {}
+        wire.clean_up(wire.four().shm_handles)  # the names are free again
 
 
 def test_where_undoing_fails_too_the_first_failure_is_told(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +180,6 @@ def test_where_undoing_fails_too_the_first_failure_is_told(wire: Wire, monkeypat
             wire.four()
     assert set(wire.registered()) == {"a", "b"}
     wire.clean_up(wire.four().shm_handles)  # takes them over
-
-
-# --- cleaning up
 
 
 def test_it_leaves_what_others_have_registered_meanwhile(wire: Wire) -> None:
@@ -251,19 +212,19 @@ def test_without_the_server_the_memory_alone_is_given_back(wire: Wire) -> None:
     wire.clean_up(regions.shm_handles)
 
 
-@pytest.mark.parametrize("turn", range(4))
-def test_a_region_that_stays_registered_keeps_no_other(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
-    with ShmLeakProbe(pool_prefix=None):
-        regions = wire.four()
-        with monkeypatch.context() as patch:
-            fail_at(patch, wire.client, "unregister_system_shared_memory", turn)
-            with pytest.raises(LostError):
-                wire.clean_up(regions.shm_handles)
-    assert set(wire.registered()) == {regions.shm_handles[turn].name}
-    wire.clean_up(regions.shm_handles)
+def test_a_region_that_stays_registered_keeps_no_other(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    for turn in range(4):
+        with ShmLeakProbe(pool_prefix=None):
+            regions = wire.four()
+            with monkeypatch.context() as patch:
+                fail_at(patch, wire.client, "unregister_system_shared_memory", turn)
+                with pytest.raises(LostError):
+                    wire.clean_up(regions.shm_handles)
+        assert set(wire.registered()) == {regions.shm_handles[turn].name}
+        wire.clean_up(regions.shm_handles)
 
 
-# --- as infer_util does
+# Where shm_util is called as Triton's own tests call it: in the order of infer_util.
 
 
 @pytest.fixture
@@ -305,13 +266,11 @@ def is_gone(*names: str) -> bool:
     return not any((SHM / name).exists() for name in names)
 
 
-@pytest.mark.parametrize("outputs", [["OUTPUT0", "OUTPUT1"], ["OUTPUT0"], ["OUTPUT1"]], ids=["both", "first", "second"])
-@pytest.mark.parametrize(
-    "names", [None, ["upstream_a", "upstream_b", "upstream_c", "upstream_d"]], ids=["default", "own"]
-)
-def test_two_inputs_and_the_outputs_wanted(upstream: Wire, names: list[str] | None, outputs: list[str]) -> None:
-    assert infer(upstream, names, outputs) == {name: EXPECTED[name].tolist() for name in outputs}
-    assert is_gone(*(names or ["input0", "input1", "output0", "output1"]))
+@pytest.mark.parametrize("names", [None, ["upstream_a", "upstream_b", "upstream_c", "upstream_d"]], ids=["", "own"])
+def test_two_inputs_and_the_outputs_wanted(upstream: Wire, names: list[str] | None) -> None:
+    for outputs in (["OUTPUT0", "OUTPUT1"], ["OUTPUT0"], ["OUTPUT1"]):
+        assert infer(upstream, names, outputs) == {name: EXPECTED[name].tolist() for name in outputs}
+        assert is_gone(*(names or ["input0", "input1", "output0", "output1"]))
 
 
 def test_regions_that_were_made_before_stay_the_callers(upstream: Wire) -> None:

@@ -1,7 +1,4 @@
-"""Signals whose handler raises at random moments of calls: nothing is wrong afterwards, and nothing is lost.
-
-``--interrupts`` says how many.
-"""
+"""Signals whose handler raises at random moments of calls: nothing is wrong afterwards, and nothing is lost."""
 
 from __future__ import annotations
 

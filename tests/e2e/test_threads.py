@@ -21,7 +21,7 @@ from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
-from .flavours import AnyClient, AwaitedClient, client_of, url_of
+from .flavours import FLAVOURS, AnyClient, AwaitedClient, client_of, url_of
 from .two_classes import ROWS
 
 THREADS: Final = 8
@@ -40,14 +40,6 @@ class Count:
     right: int = 0
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
-
-    @property
-    def calls(self) -> int:
-        return self.right + self.wrong + len(self.errors)
-
-    def add(self, is_right: bool) -> None:
-        self.right += is_right
-        self.wrong += not is_right
 
 
 pytestmark = pytest.mark.usefixtures("switching_often")
@@ -138,34 +130,27 @@ def stream(client: AnyClient, random: Random) -> Iterator[bool]:
 
 ON_BOTH: Final = (infer, infer_rows, submit, prepare)
 TURN: Final[dict[str, tuple[Way, ...]]] = {"grpc": (*ON_BOTH, stream), "http": ON_BOTH}
-EACH_ALONE: Final = [(protocol, (way,)) for protocol, ways in TURN.items() for way in ways]
-OF_TASKS: Final = [(f"{protocol} aio", ways) for protocol, ways in EACH_ALONE]
-TEST_COUNT: Final = 2 * len(EACH_ALONE) + 2
+TEST_COUNT: Final = len(FLAVOURS) + 1
 
 
-def called(client: AnyClient, ways: tuple[Way, ...], share: int, seed: int) -> Count:
+def called(client: Any, ways: tuple[Callable[[Any, Random], Iterator[bool]], ...], share: int, seed: int) -> Count:
     """Call in these ways in turn, until a share of the calls is made."""
     count, random = Count(), np.random.default_rng(seed)
     for way in itertools.cycle(ways):
         try:
             for is_right in way(client, random):
-                count.add(is_right)
+                count.right += is_right
+                count.wrong += not is_right
         except Exception as error:
             count.errors.append(f"{way.__name__}: {error!r}")
-        if count.calls >= share:
+        if count.right + count.wrong + len(count.errors) >= share:
             return count
     raise AssertionError("no way")
 
 
-def called_by_rows(client: TritonSHMClient, share: int, seed: int) -> Count:
-    count, random = Count(), np.random.default_rng(seed)
-    while count.calls < share:
-        x = rows(random, 12)
-        try:
-            count.add(np.array_equal(client.infer_shm("rows", {"X": x})["DOUBLED"], x * 2))
-        except Exception as error:
-            count.errors.append(repr(error))
-    return count
+def infer_registered(client: TritonSHMClient, random: Random) -> Iterator[bool]:
+    x = rows(random, 12)
+    yield np.array_equal(client.infer_shm("rows", {"X": x})["DOUBLED"], x * 2)
 
 
 @contextlib.contextmanager
@@ -190,23 +175,17 @@ def share(request: pytest.FixtureRequest) -> int:
     return -(-calls // (TEST_COUNT * THREADS))
 
 
-def names(ways: object) -> str | None:
-    return ways[0].__name__ if isinstance(ways, tuple) else None
-
-
-@pytest.mark.parametrize(("flavour", "ways"), [*EACH_ALONE, *OF_TASKS], ids=names)
+@pytest.mark.every_flavour
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_threads_and_tasks_that_share_a_client_get_their_own_answers(
-    triton_server: EmbeddedServer, flavour: str, ways: tuple[Way, ...], share: int
+    triton_server: EmbeddedServer, flavour: str, share: int
 ) -> None:
+    ways = TURN[flavour.partition(" ")[0]]
+    turns = [ways[first % len(ways) :] + ways[: first % len(ways)] for first in range(THREADS)]
     with client_of(flavour, url_of(triton_server, flavour), timeout_s=TIMEOUT_S, pool=SCARCE) as client:
-        all_are_right([lambda seed: called(client, ways, share, seed)] * THREADS, share)
+        all_are_right([lambda seed, turn=turn: called(client, turn, share, seed) for turn in turns], share)  # type: ignore[misc]
         all_memory_comes_back(client)
         assert isinstance(client, AwaitedClient) or client.stats().failures == 0  # a task that is cancelled is one
-
-
-def test_threads_of_a_client_for_registered_models_get_their_own(triton_server: EmbeddedServer, share: int) -> None:
-    with registered(triton_server) as client:
-        all_are_right([lambda seed: called_by_rows(client, share, seed)] * THREADS, share)
 
 
 def test_clients_of_every_kind_at_once_get_their_own_answers(triton_server: EmbeddedServer, share: int) -> None:
@@ -221,7 +200,7 @@ def test_clients_of_every_kind_at_once_get_their_own_answers(triton_server: Embe
             lambda seed: called(first, TURN["grpc"], share, seed),
             lambda seed: called(second, TURN["http"], share, seed),
             lambda seed: called(third, TURN["grpc"], share, seed),
-            lambda seed: called_by_rows(fourth, share, seed),
+            lambda seed: called(fourth, (infer_registered,), share, seed),
         ]
         all_are_right(work * (THREADS // len(work)), share)
         for client in (first, second, third):

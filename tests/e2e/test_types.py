@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -57,9 +58,9 @@ SHAPES: Final = [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4), (3, 0)]
 
 @carries_bf16
 @pytest.mark.parametrize("path", ["direct", "inline"])
-@pytest.mark.parametrize("way", ["takes an input", "takes an output", "gives a tensor", "gives an output back"])
-def test_the_backend_exchanges_tensors_of_every_type_and_shape(grpc_client: ShmClient, way: str, path: Any) -> None:
-    for shape in SHAPES:
+def test_the_backend_exchanges_tensors_of_every_type_and_shape(grpc_client: ShmClient, path: PathName) -> None:
+    ways = ("takes an input", "takes an output", "gives a tensor", "gives an output back")
+    for shape, way in itertools.product(SHAPES, ways):
         values = np.arange(shape[0] * shape[1]).reshape(shape) % 5
         given = {n: (values % 2 if n == "BOOL" else values).astype(dtype.numpy) for n, dtype in NUMBERS.items()}
         inputs = {f"IN_{name}": array for name, array in given.items()}

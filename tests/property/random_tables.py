@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import heapq
 import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -239,44 +240,34 @@ def fuzzed(
     check: Callable[[Any, Any], None],
 ) -> Outcome:
     outcome = Outcome()
-    slowest: list[tuple[int, bytes, Any]] = []
-    limit = 0
-    with _without_collector():  # its pauses are none of the decoder's time
-        for _ in range(count):
-            one = rng.choice(valid)
-            data = mutated(rng, one.data, one.begin, one.end)
-            found: Any = None
-            started = time.thread_time_ns()
-            try:
-                found = decode(data, one.known)
-                took = time.thread_time_ns() - started
-            except (TableError, PeerError) as error:
-                took = time.thread_time_ns() - started
-                reason = _reason(error)
-                outcome.reasons[reason] += 1
-                outcome.errors[reason, type(error)] = error
-            if found is not None:
-                outcome.accepted += 1
-                check(found, one.known)
-            if took > limit:
-                slowest.append((took, data, one.known))
-                if len(slowest) > 2 * _SLOWEST:
-                    slowest = sorted(slowest, key=lambda each: each[0])[-_SLOWEST:]
-                    limit = slowest[0][0]
-        # Measured again: what took long the first time may have been interrupted.
-        outcome.longest_s = max(_time_of(decode, data, known) for _, data, known in slowest)
-        largest = sorted(valid, key=lambda each: each.end)[-_SLOWEST // 10 :]
-        outcome.longest_of_valid_s = max(_time_of(decode, each.data, each.known) for each in largest)
+    slowest: list[tuple[int, int, bytes, Any]] = []
+    gc.disable()  # its pauses are none of the decoder's time
+    for number in range(count):
+        one = rng.choice(valid)
+        data = mutated(rng, one.data, one.begin, one.end)
+        found: Any = None
+        started = time.thread_time_ns()
+        try:
+            found = decode(data, one.known)
+            took = time.thread_time_ns() - started
+        except (TableError, PeerError) as error:
+            took = time.thread_time_ns() - started
+            reason = _reason(error)
+            outcome.reasons[reason] += 1
+            outcome.errors[reason, type(error)] = error
+        if found is not None:
+            outcome.accepted += 1
+            check(found, one.known)
+        if len(slowest) < _SLOWEST:
+            heapq.heappush(slowest, (took, number, data, one.known))
+        else:
+            heapq.heappushpop(slowest, (took, number, data, one.known))
+    # Measured again: what took long the first time may have been interrupted.
+    outcome.longest_s = max(_time_of(decode, data, known) for *_, data, known in slowest)
+    largest = sorted(valid, key=lambda each: each.end)[-_SLOWEST // 10 :]
+    outcome.longest_of_valid_s = max(_time_of(decode, each.data, each.known) for each in largest)
+    gc.enable()
     return outcome
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _time_of(decode: Callable[[bytes, Any], object], data: bytes, known: Any) -> float:

@@ -1,7 +1,4 @@
-"""Broken tables and results by the hundred thousand, and what holds for every table, all results and every ``shm_io``.
-
-``--tables`` says how many broken ones: the decoders get a hundred times as many as the server.
-"""
+"""Broken tables and results by the hundred thousand, and what holds for every table, all results and all ``shm_io``."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, 
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import MAX_TENSORS, InputSpan, OutputSpan, Ring, Table
 from tests.property.random_tables import (
-    Outcome,
     Sample,
     Valid,
     check_table,
@@ -61,9 +57,11 @@ def check(found: tuple[int, Table], known: tuple[int, int]) -> None:
         check_table(found[1], *known)
 
 
-@pytest.fixture(scope="module")
-def of_tables(count: int) -> Outcome:
-    """What came of tables of all sizes, up to the largest. Those that were accepted have been checked."""
+def test_a_broken_table_is_refused_by_one_class_of_error_or_it_is_right(count: int) -> None:
+    """Tables are of all sizes, up to the largest. No one takes a decoder longer than a millisecond.
+
+    On a busy machine, which slows the largest valid table down as well, no longer than three of those.
+    """
     rng = random.Random(1)
     samples = [random_table(rng, MAX_TENSORS if index < LARGE_ONES else None) for index in range(CORPUS)]
     valid = []
@@ -71,44 +69,27 @@ def of_tables(count: int) -> Outcome:
         record = record_of(sample)
         end = struct.unpack_from("<I", record, 8)[0]
         valid.append(Valid(record, 0, end, (sample.data_begin, sample.byte_size)))
-    return fuzzed(count, rng, valid, lambda data, known: table.decode(data, *known), check)
+    found = fuzzed(count, rng, valid, lambda data, known: table.decode(data, *known), check)
+    assert found.accepted + found.reasons.total() == count
+    for (_, kind), error in found.errors.items():
+        assert kind is TableError
+        assert isinstance(error, TableError)
+        assert refusal(error).startswith(f"shm:table: {error.field}: found ")
+    assert found.reasons.keys() == FIELDS
+    assert min(found.accepted, found.reasons.total()) > count / 10
+    assert found.longest_s < max(LONGEST_S, 3 * found.longest_of_valid_s)
 
 
-@pytest.fixture(scope="module")
-def of_results(count: int) -> Outcome:
+def test_broken_results_are_refused_by_one_class_of_error_or_taken(count: int) -> None:
     rng = random.Random(1)
     valid = []
     for found, byte_sizes in [random_results(rng) for _ in range(CORPUS)]:
         half = results_record(found)
         valid.append(Valid(half, 16, struct.unpack_from("<I", half, 16)[0], byte_sizes))
-    return fuzzed(count, rng, valid, results.decode, lambda *_: None)
-
-
-def test_a_broken_table_is_refused_by_one_class_of_error_or_it_is_right(of_tables: Outcome, count: int) -> None:
-    assert of_tables.accepted + of_tables.reasons.total() == count
-    for (_, kind), error in of_tables.errors.items():
-        assert kind is TableError
-        assert isinstance(error, TableError)
-        assert refusal(error).startswith(f"shm:table: {error.field}: found ")
-
-
-def test_every_field_of_a_table_is_among_those_that_were_refused(of_tables: Outcome, count: int) -> None:
-    assert of_tables.reasons.keys() == FIELDS
-    assert min(of_tables.accepted, of_tables.reasons.total()) > count / 10
-
-
-def test_no_table_takes_a_decoder_longer_than_a_millisecond(of_tables: Outcome) -> None:
-    """On a busy machine, which slows the largest valid table down as well, no longer than three of those."""
-    assert of_tables.longest_s < max(LONGEST_S, 3 * of_tables.longest_of_valid_s)
-
-
-def test_broken_results_are_refused_by_one_class_of_error_or_taken(of_results: Outcome, count: int) -> None:
-    assert of_results.accepted + of_results.reasons.total() == count
-    assert {kind for _, kind in of_results.errors} == {PeerError}
-
-
-def test_no_results_take_a_decoder_longer_than_a_millisecond(of_results: Outcome) -> None:
-    assert of_results.longest_s < max(LONGEST_S, 3 * of_results.longest_of_valid_s)
+    outcome = fuzzed(count, rng, valid, results.decode, lambda *_: None)
+    assert outcome.accepted + outcome.reasons.total() == count
+    assert {kind for _, kind in outcome.errors} == {PeerError}
+    assert outcome.longest_s < max(LONGEST_S, 3 * outcome.longest_of_valid_s)
 
 
 UINT8: Final = dtypes.BY_NAME["UINT8"]

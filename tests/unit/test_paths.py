@@ -20,6 +20,7 @@ from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
+from shm_backend_utils.client.transports.transport import is_this_machine
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError, refusal
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
@@ -78,6 +79,17 @@ def test_another_path_is_refused_with_those_that_there_are(far_away: PathChooser
             check_path(path)
     with pytest.raises(PathUnavailableError, match="another machine.*; .*does not declare the direct path"):
         run(far_away.choose(model(paths=None), "direct", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *((host, True) for host in ("localhost", "127.0.0.1", "127.0.0.2", "0.0.0.0")),
+        *((host, False) for host in (FAR_AWAY, "2001:db8::1", "not a host name", "-", "1.2.3.4.5")),
+    ],
+)
+def test_a_host_is_this_machine_by_its_addresses_alone(host: str, is_here: bool) -> None:
+    assert is_this_machine(host) is is_here
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import json
 import logging
 import random
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,29 +39,24 @@ PATHS: Final[Mapping[str, Sequence[Make]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", choices=PATHS)
-    parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    path, count = sys.argv[1], int(sys.argv[2])
     faulthandler.enable()
     logging.disable()
     warnings.simplefilter("ignore")  # of copies
-    chance = random.Random(arguments.seed)
+    chance = random.Random(1)
     found: Counter[str] = Counter()
-    began = time.monotonic()
     with ExitStack() as at_end:
-        ways = [at_end.enter_context(closing(make(chance))) for make in PATHS[arguments.path]]
+        ways = [at_end.enter_context(closing(make(chance))) for make in PATHS[path]]
         shares = [way.share for way in ways]
-        for number in range(arguments.count):
+        for number in range(count):
             (way,) = chance.choices(ways, shares)
             try:
                 outcome = _told(way)
             except BaseException:
-                print(f"lie {number} of seed {arguments.seed}, by {type(way).__name__}:", file=sys.stderr)
+                print(f"lie {number}, by {type(way).__name__}:", file=sys.stderr)
                 raise
             found[outcome] += 1
-    print(json.dumps({"lies": arguments.count, "seconds": time.monotonic() - began, "outcomes": found}))
+    print(json.dumps(found))
     return 0
 
 
