@@ -6,7 +6,6 @@ import contextlib
 import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,8 +20,7 @@ __all__ = ["Connections"]
 _PIECE: Final = 1 << 18  # the most bytes to receive at once, or to join before sending
 _MOST_NEWS: Final = 8  # the most pieces to read from an idle connection before giving it up
 _LEAST_S: Final = 1e-3  # a timeout of 0 would make the socket non-blocking
-_MOST_WAIT_S: Final = 1e6  # poll takes no longer timeout
-_TIMEVAL: Final = struct.Struct("@ll")  # seconds and microseconds
+_MOST_WAIT_MS: Final = 1e9  # poll takes no longer timeout
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -107,13 +105,11 @@ class Connections:
                     return connection
                 connection.close()
         except IndexError:
-            return (_Connection if self._server.tls is None else _TlsConnection)(self._server)
+            return _Connection(self._server)
 
 
 class _Connection:
-    """One socket, and the conversation over it. Only receiving blocks."""
-
-    _send_flags: int = socket.MSG_DONTWAIT
+    """One socket, which does not block, and the conversation over it."""
 
     def __init__(self, server: Server) -> None:
         poll = select.poll()
@@ -126,10 +122,17 @@ class _Connection:
         self._socket: Any = None
 
     def open(self, deadline: float) -> None:
-        self._socket = _connected(self._server.host, self._server.port, deadline)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._begin(deadline)
-        self._watch(self._socket, select.POLLIN)
+        host, port, _, _, tls = self._server
+        sock = self._socket = _connected(host, port, deadline)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
+            with translate_handshake():
+                sock = self._socket = tls.wrap_socket(sock, server_hostname=host)
+            pending, poll = sock.pending, self._poll
+            self.has_news = lambda wait_ms: pending() or poll(wait_ms)
+        sock.setblocking(False)
+        self._watch(sock, select.POLLIN)
         while not (self.conversation.is_ready or self.conversation.failure):
             self.take_turn(deadline)
         self._server.check_takes_requests(self.conversation)
@@ -151,21 +154,21 @@ class _Connection:
     def take_turn(self, deadline: float) -> None:
         """Send pending bytes, or some of them, and then receive."""
         conversation, out = self.conversation, self.conversation.out
-        wait_s = min(deadline - time.monotonic(), _MOST_WAIT_S)
-        if wait_s <= 0:
+        wait_ms = min((deadline - time.monotonic()) * 1e3, _MOST_WAIT_MS)
+        if wait_ms <= 0:
             raise TimeoutError
         try:
             if out:
                 if len(out) > 1 and sum(map(len, out)) <= _PIECE:
                     out[:] = (b"".join(out),)
-                sent = self._socket.send(out[0], self._send_flags)
+                sent = self._socket.send(out[0])
                 out[:1] = (memoryview(out[0])[sent:],) if sent < len(out[0]) else ()
-            if not out:
-                conversation.receive(self._received(wait_s))
+            if not out and self.has_news(wait_ms):
+                conversation.receive(self._socket.recv(_PIECE))
         except _NOT_YET:
             if out:
                 self._watch(self._socket, select.POLLOUT)
-                self._poll(wait_s * 1e3)
+                self._poll(wait_ms)
                 self._watch(self._socket, select.POLLIN)
 
     def hang_up(self) -> None:
@@ -178,38 +181,6 @@ class _Connection:
         self.conversation.out.clear()  # else the list keeps a caller's arrays until garbage collection
         if self._socket is not None:
             self._socket.close()
-
-    def _begin(self, _: float) -> None:
-        self._socket.setblocking(True)
-
-    def _received(self, wait_s: float) -> bytes:
-        """Return received bytes; BlockingIOError if none come in time. One system call, for threads share Python."""
-        seconds, microseconds = divmod(int(wait_s * 1e6) + 1, 10**6)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, microseconds))
-        data: bytes = self._socket.recv(_PIECE)
-        return data
-
-
-class _TlsConnection(_Connection):
-    """A connection with TLS, whose socket does not block: a record of TLS may come in part."""
-
-    _send_flags = 0
-
-    def _begin(self, deadline: float) -> None:
-        tls, host = self._server.tls, self._server.host
-        assert tls is not None
-        self._socket.settimeout(max(deadline - time.monotonic(), _LEAST_S))
-        with translate_handshake():
-            sock = self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        sock.setblocking(False)
-        pending, poll = sock.pending, self._poll
-        self.has_news = lambda wait_ms: pending() or poll(wait_ms)
-
-    def _received(self, wait_s: float) -> bytes:
-        if not self.has_news(wait_s * 1e3):
-            raise BlockingIOError
-        data: bytes = self._socket.recv(_PIECE)
-        return data
 
 
 class _Socket(socket.socket):

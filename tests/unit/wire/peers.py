@@ -112,11 +112,14 @@ class Listener:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    def hang_up(self) -> None:
         for each in self._open:
             with suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
 
     def _accept(self) -> None:
         with suppress(OSError):
