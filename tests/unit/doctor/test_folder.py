@@ -36,14 +36,7 @@ class TritonPythonModel:
         self.session = ShmSession.from_args(args)
 """
 STOCK = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
-COMPLETING = (
-    CODE
-    + """
-    @staticmethod
-    def auto_complete_config(config):
-        return config
-"""
-)
+COMPLETING = f"{CODE}\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
 
 
 @pytest.fixture
@@ -281,25 +274,18 @@ def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytes
     assert only(findings_in_folder(model), Trouble.UNREADABLE).endswith(f"{place}: Permission denied")
 
 
-# A folder may hold anything under the names that are looked for
-
-
 def codes(folder: Path) -> set[str]:
     return {finding.trouble.code for finding in findings_in_folder(folder)}
 
 
 @pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("name", ["config.pbtxt", "1/model.py"])
-def test_what_is_no_file(name: str, make: Callable[[Path], None], model: Path) -> None:
-    (model / name).unlink()
-    make(model / name)
-    assert codes(model) & {"unreadable", "no-model-code"}
-
-
-@pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: Path) -> None:
+def test_what_is_no_file_is_not_read(make: Callable[[Path], None], model: Path) -> None:
     make(model / "1" / "helper.py")
     assert codes(model) == set()
+    for name in ("1/model.py", "config.pbtxt"):
+        (model / name).unlink()
+        make(model / name)
+        assert codes(model) & {"unreadable", "no-model-code"}
 
 
 def test_code_is_not_run(model: Path, tmp_path: Path) -> None:
@@ -318,16 +304,15 @@ def test_what_the_parser_warns_of_is_not_printed(model: Path, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[" * 100_000,
-        "input { " * 5000,
-        f'parameters {{ key: "SHM_ALLOWED_UIDS" value {{ string_value: "{"9" * 5000}" }} }}',
-        f'default_model_filename: "{"x" * 5000}"',
-    ],
-    ids=["brackets", "deep", "a long number", "a long name"],
-)
+LONG = [
+    "[" * 100_000,
+    "input { " * 5000,
+    f'parameters {{ key: "SHM_ALLOWED_UIDS" value {{ string_value: "{"9" * 5000}" }} }}',
+    f'default_model_filename: "{"x" * 5000}"',
+]
+
+
+@pytest.mark.parametrize("line", LONG, ids=["brackets", "deep", "a long number", "a long name"])
 def test_a_configuration_that_no_parser_likes(line: str, model: Path) -> None:
     with (model / "config.pbtxt").open("a") as file:
         file.write(line)
