@@ -6,8 +6,6 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BAD_CODE", "SESSION", "TENSORS", "folder_of"]
-
 TENSORS: Final = """
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -35,7 +33,8 @@ BAD_CODE: Final = {
     ),
     "syntax": ("def f(:\n", "Internal: SyntaxError: invalid syntax (model.py, line 1)", ""),
     "initialize": (
-        "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n",
+        "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
+        "    def finalize(self): self.weights.close()\n",
         "Internal: ValueError: no weights\n\nAt:\n",
         "",
     ),
