@@ -19,7 +19,7 @@ class TritonPythonModel:
     def infer(self, call): call.put("Y", call.input("X").numpy())
     def finalize(self): self.session.close()
 """
-_FINE: Final = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
+FINE: Final = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
 BAD_CODE: Final = {
     "import": (
         "import nothing_such\n",
@@ -49,7 +49,7 @@ BAD_CODE: Final = {
         "what to do: end auto_complete_config with return",
     ),
     "too early": (
-        f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{_FINE}",
+        f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{FINE}",
         "Internal: AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensor'\n\nAt:\n",
         "what to do: use it in methods only: a server adds Tensor",
     ),

@@ -17,9 +17,7 @@ from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.errors import CallerError, ModelError
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.unit.gpu.fakes import wait_until
-from tests.unit.harness.folders import BAD_CODE, TENSORS, folder_of
-
-FINE = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
+from tests.unit.harness.folders import BAD_CODE, FINE, TENSORS, folder_of
 
 
 @pytest.mark.parametrize(
