@@ -181,19 +181,12 @@ class Contract:
         answer = wire.send("ModelInfer", request("behaving", X, parameters={"do": do}))
         assert [(each.name, each.datatype, list(each.shape)) for each in answer.message.outputs] == outputs
 
-    def test_a_model_sees_what_the_request_says(self, wire: Wire) -> None:
-        said: dict[str, Any] = {"n": 1, "b": True, "s": "t", "timeout": 77, "priority": 3, "sequence_id": 5}
-        said |= {"sequence_start": True, "triton_enable_empty_final_response": True, "headers": "h", "do": "facts"}
-        answer = wire.send("ModelInfer", request("behaving", X, ["Y"], said, id="rid"))
-        assert json.loads(answer.text) == {
-            "request_id": "rid",
-            "correlation_id": 5,
-            "flags": 1,
-            "timeout": 77,
-            "outputs": ["Y"],
-            "parameters": {"n": 1, "b": True, "s": "t", "headers": "h", "do": "facts"},
-            "inputs": [["X", "float32", [2]]],
-        }
+    def test_a_model_sees_the_parameters_that_are_not_the_servers(self, wire: Wire) -> None:
+        others: dict[str, Any] = {"n": 1, "b": True, "s": "t", "headers": "h", "do": "parameters"}
+        said = {"timeout": 77, "priority": 3, "sequence_id": 5, "sequence_start": True, **others}
+        said["triton_enable_empty_final_response"] = True
+        answer = wire.send("ModelInfer", request("behaving", X, ["Y"], said))
+        assert json.loads(answer.text) == others
 
     @pytest.mark.parametrize("do", STREAMED)
     def test_a_decoupled_model_answers_as_often_as_it_likes_or_fails(self, wire: Wire, do: str) -> None:
@@ -210,13 +203,6 @@ class Contract:
         values = np.array([4, 2, 0, 1], np.int32)
         told = wire.stream(request("repeat_stock", {"IN": Tensor("INT32", [4], values.tobytes())}))
         assert [sorted(names) for _, names, _ in told] == [["IDX", "OUT"]] * 4
-
-    @pytest.mark.parametrize("model", ["bls_sync_stock", "bls_async_stock"])
-    def test_models_call_models(self, wire: Wire, model: str) -> None:
-        a, b = np.arange(4, dtype=np.float32)[np.newaxis], np.ones((1, 4), np.float32)
-        answer = wire.send("ModelInfer", _bls(model, "add_sub_stock", a, b))
-        assert (answer.arrays()["OUTPUT0"] == a + b).all()
-        assert (answer.arrays()["OUTPUT1"] == a - b).all()
 
     @asks_models_whether_they_are_ready
     @pytest.mark.parametrize(
@@ -245,16 +231,6 @@ class Contract:
             told = wire.send("ModelReady", service_pb2.ModelReadyRequest(name=name, version=version))
             assert (told.status, told.text) == ("NOT_FOUND", text)
 
-    def test_a_decoupled_model_needs_decoupled_calls(self, wire: Wire) -> None:
-        zeros = np.zeros((1, 4), np.float32)
-        answer = wire.send("ModelInfer", _bls("bls_sync_stock", "behaving_stream", zeros, zeros))
-        assert "Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in answer.text
-
-    def test_models_call_decoupled_models(self, wire: Wire) -> None:
-        values = np.array([1, 2, 3], np.int32)
-        message = request("bls_decoupled_stock", {"IN": Tensor("INT32", [3], values.tobytes())})
-        assert wire.send("ModelInfer", message).arrays(np.int32)["SUM"].tolist() == [6]
-
     @pytest.mark.parametrize("model", ["behaving", "behaving_rows", "behaving_stream", "auto_complete_stock"])
     def test_configurations_are_completed(self, wire: Wire, model: str) -> None:
         config = wire.send("ModelConfig", service_pb2.ModelConfigRequest(name=model)).message.config
@@ -280,8 +256,3 @@ class Contract:
         assert (told.name, list(told.versions), told.platform) == (model, ["1"], "python")
         assert [list(each.shape)[: len(batch)] for each in told.inputs] == [batch] * len(told.inputs)
         assert [each.name for each in told.inputs] == {"behaving_rows": ["X", "SHM"], "repeat_stock": ["IN"]}[model]
-
-
-def _bls(model: str, callee: str, a: Any, b: Any) -> Any:
-    name = Tensor("BYTES", [1], struct.pack("<I", len(callee)) + callee.encode())
-    return request(model, {"MODEL_NAME": name, "INPUT0": Tensor.of(a), "INPUT1": Tensor.of(b)})

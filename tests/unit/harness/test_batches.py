@@ -19,11 +19,10 @@ import pytest
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
 from shm_backend_utils.errors import CallerError, ClosedError
-from shm_backend_utils.testing.harness import Faults, ModelHarness, Request
+from shm_backend_utils.testing.harness import ModelHarness, Request
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.unit.gpu.fakes import wait_until
 from tests.unit.harness.folders import folder_of
-from tests.unit.harness.wires import MODELS
 
 COUNTING = """
     import numpy as np
@@ -279,12 +278,3 @@ def test_finalize_waits_for_what_is_executed(tmp_path: Path) -> None:
             wait_until(answer.running)
             threading.Event().wait(0.05)
         assert answer.result()["Y"].tolist() == INPUTS["INPUT0"].tolist()
-
-
-def test_faults_of_real_stubs_can_be_switched_on() -> None:
-    with ModelHarness(IDENTITY, faults=Faults(is_stub_for_numpy_1=True)) as harness, ShmClient(harness) as client:
-        for path in ("direct", "inline"):  # a session does without NumPy's arrays there
-            with client.infer("identity", INPUTS, path=path) as result:
-                np.testing.assert_array_equal(result["OUTPUT0"], INPUTS["INPUT0"])
-    with ModelHarness(MODELS / "behaving", faults=Faults(is_stub_for_numpy_1=True)) as harness:
-        assert harness.infer({"X": INPUTS["INPUT0"]}, outputs=["Y"])["Y"].size == 0  # and without a word
