@@ -16,7 +16,7 @@ from shm_backend_utils.errors import ClosedError, MissingTensorError, PeerError,
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.e2e.flavours import AnyClient, AwaitedClient, Flavour
 
-MODELS = ("boastful", "call_facts", "every_input", "identity", "plain", "repeat", "request_facts")
+MODELS = ("adder", "boastful", "call_facts", "identity", "plain", "repeat", "request_facts")
 X: Final = np.arange(5, dtype=np.float32)
 SHAPE: Final = {"INPUT0": (X.shape, X.dtype)}
 
@@ -36,11 +36,12 @@ def test_a_call_that_is_wrong(client: AnyClient, model: str, inputs: Any, error:
     assert not isinstance(failure.value, InputMissingError)
 
 
+@pytest.mark.parametrize("path", ["direct", "inline"])
 def test_an_input_that_only_the_model_requires_is_missed_by_the_model(client: AnyClient, path: PathName) -> None:
-    with pytest.raises(InputMissingError, match="the request has no input 'X', which the model needs") as failure:
-        client.infer("every_input", {"W": X}, path=path)
+    with pytest.raises(InputMissingError, match="the request has no input 'B', which the model needs") as failure:
+        client.infer("adder", {"A": X}, path=path)
     assert isinstance(failure.value, MissingTensorError)
-    assert failure.value.tensor == "X"
+    assert failure.value.tensor == "B"
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan])

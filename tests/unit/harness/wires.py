@@ -38,13 +38,6 @@ class Answer(NamedTuple):
     text: str
     message: Any = None
 
-    def arrays(self, dtype: Any = np.float32) -> dict[str, Any]:
-        response = self.message
-        return {
-            output.name: np.frombuffer(raw, dtype).reshape(tuple(output.shape))
-            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        }
-
 
 Told = tuple[str, list[str], bool | None]
 """Of a stream's response: its error, its outputs, and whether it says that it is the last."""
