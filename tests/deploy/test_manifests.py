@@ -83,8 +83,7 @@ SERVERS_OWN_BYTES: Final = 2**30
 CLIENTS_OWN_BYTES: Final = 2**29
 
 
-SCHEMAS: Final = "kubernetes-validate==1.37.0"
-"""The wheel that has Kubernetes' own schemas. It is not installed: it has 17,000 files."""
+SCHEMAS: Final = "kubernetes-validate==1.37.0"  # not installed: it has 17,000 files
 
 
 class Schemas:
@@ -138,34 +137,8 @@ def built(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def pod_of(items: list[dict[str, Any]]) -> dict[str, Any]:
-    (pod,) = [item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment"]
-    return dict(pod)
-
-
-def containers_of(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {container["name"]: container for container in pod["containers"]}
-
-
-def variables_of(container: dict[str, Any]) -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container["env"]}
-
-
 def byte_count(quantity: str) -> int:
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
-
-
-def memory_limit(container: dict[str, Any]) -> int:
-    return byte_count(container["resources"]["limits"]["memory"])
-
-
-def shm_bytes(pod: dict[str, Any]) -> int:
-    (size,) = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
-    return byte_count(size)
-
-
-def mounts_shm(container: dict[str, Any]) -> bool:
-    return any(mount["mountPath"] == "/dev/shm" for mount in container.get("volumeMounts", []))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -188,14 +161,16 @@ def test_all_that_kubectl_builds_is_as_kubernetes_wants_it(schemas: Schemas, nam
 @pytest.mark.parametrize("name", BUILT)
 def test_limits_count_shared_memory(name: str) -> None:
     """As the formula of docs/deployment.md has it: who touches a page first is charged for it."""
-    pod = pod_of(built(name))
-    containers = containers_of(pod)
-    pool = int(variables_of(containers["application"])["POOL_BYTES"])
-    assert memory_limit(containers["application"]) >= CLIENTS_OWN_BYTES + pool
-    pools = shm_bytes(pod) - (pool if mounts_shm(containers["application"]) else 0)
-    assert pools >= 512 * 2**20
+    (pod,) = [item["spec"]["template"]["spec"] for item in built(name) if item["kind"] == "Deployment"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    limits = {name: byte_count(each["resources"]["limits"]["memory"]) for name, each in containers.items()}
+    (pool,) = [int(each["value"]) for each in containers["application"]["env"] if each["name"] == "POOL_BYTES"]
+    (shm,) = [byte_count(each["emptyDir"]["sizeLimit"]) for each in pod["volumes"] if each["name"] == "shm"]
+    mounts = [mount["mountPath"] for mount in containers["application"].get("volumeMounts", [])]
+    assert limits["application"] >= CLIENTS_OWN_BYTES + pool
+    assert shm - (pool if "/dev/shm" in mounts else 0) >= 512 * 2**20
     # What the client has in /dev/shm may be charged to the server, where that is restarted and reads it first.
-    assert memory_limit(containers["triton"]) >= SERVERS_OWN_BYTES + shm_bytes(pod) + pool
+    assert limits["triton"] >= SERVERS_OWN_BYTES + shm + pool
 
 
 def test_the_adapters_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:

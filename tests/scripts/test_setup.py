@@ -52,7 +52,6 @@ class Recorded(Environment):
 @pytest.fixture
 def set_up(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """What is done to an environment for some contents."""
-    assert checkout.is_dir()
     monkeypatch.setattr(setup, "server_is_installed", lambda: True)
 
     def set_up(contents: Contents, failing: str = "") -> list[str]:

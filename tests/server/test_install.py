@@ -80,8 +80,11 @@ def test_the_folder_is_the_one_that_is_named_or_in_the_users_cache(
 
 
 @pytest.mark.usefixtures("small_wheel")
-def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pythons_stub(tmp_path: Path) -> None:
-    installation = install(tmp_path / "a" / "server")
+def test_install_lays_out_the_server_its_libraries_and_this_pythons_stub_though_two_do_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        installation, other = threads.map(install, [tmp_path / "a" / "server"] * 2)
+    assert installation.is_complete
+    assert other == installation
     folder = installation.folder
     assert os.access(installation.binary, os.X_OK)
     assert os.access(installation.backends / "python" / "triton_python_backend_stub", os.X_OK)
@@ -93,14 +96,6 @@ def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pyt
         "lib/libb64.so": "nvidia_pytriton.libs/libb64.so",
         "backends/python/triton_python_backend_stub": f"{STUBS}/{PYTHON}/triton_python_backend_stub",
     }
-
-
-@pytest.mark.usefixtures("small_wheel")
-def test_two_may_install_to_the_same_folder_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        installations = list(threads.map(install, [tmp_path / "a" / "server"] * 2))
-    assert all(installation.is_complete for installation in installations)
-    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "server"]
 
 
 @pytest.mark.usefixtures("wheels")
@@ -245,10 +240,14 @@ def test_a_folder_that_will_not_do_is_told_in_a_line(
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_folder_that_will_do_is_taken(server: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_will_do_is_taken_and_has_what_its_triton_and_older_ones_have(
+    server: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(server.folder))
     assert install() == server
     assert server.triton == "2.99.1dev"
+    assert all(map(server.is_at_least, ("2.98", "2.9", "2.99.1")))
+    assert not any(map(server.is_at_least, ("2.99.2", "2.100", "3")))
 
 
 def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +255,3 @@ def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatc
     installation = Installation(install().folder)
     installation.check()
     assert installation.triton == find_release().triton == install().triton
-
-
-def test_a_server_has_what_its_triton_and_older_ones_have(server: Installation) -> None:
-    program(server.binary, tells("2.41.0dev"))
-    assert all(map(server.is_at_least, ("2.41", "2.9", "2.41.0")))
-    assert not any(map(server.is_at_least, ("2.41.1", "2.46", "3")))
