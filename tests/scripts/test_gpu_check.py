@@ -230,8 +230,7 @@ def test_a_second_cycle_finds_what_is_not_freed(
 
 
 @pytest.mark.parametrize(
-    ("limits", "is_held"),
-    [({}, None), ({"at_most": 1.2}, True), ({"at_most": 1.1}, False), ({"at_least": 1.3}, False)],
+    ("limits", "is_held"), [({}, None), ({"at_most": 1.2}, True), ({"at_most": 1.1}, False), ({"at_least": 1.3}, False)]
 )
 def test_a_figure_beyond_its_limit_fails_its_check(
     limits: dict[str, float], is_held: bool | None, tmp_path: Path

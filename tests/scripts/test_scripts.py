@@ -20,7 +20,6 @@ from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from tests.e2e.eventually import eventually
-from tests.unit.harness.folders import folder_of
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
@@ -119,14 +118,6 @@ def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[
     assert (status, out, [line[:7] for line in error.splitlines()]) in ((0, "", []), (0, "", ["loading"]))
     assert not Path(f"/proc/{server_pid}").exists()
     assert shared_memory_of(prefix) == []
-
-
-def test_serve_tells_why_a_model_does_not_load(start: Callable[..., Program], tmp_path: Path) -> None:
-    folder_of(tmp_path, "raise ValueError('this model has a fault of its own')\n", 'backend: "python"\n')
-    status, out, error = start("serve", "--model-repository", str(tmp_path)).finish()
-    assert (status != 0, out) == (True, "")
-    assert "this model has a fault of its own" in error
-    assert "Traceback" not in error.splitlines()[0]
 
 
 @pytest.mark.long

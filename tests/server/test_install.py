@@ -207,10 +207,7 @@ GLIBC: Final = "/lib/libc.so.6: version `GLIBC_2.99' not found"
 BROKEN: Final[list[tuple[Callable[[Installation], object], str]]] = [
     (lambda server: shutil.rmtree(server.folder / "bin"), "is not a server's folder: it has no bin/tritonserver"),
     (is_of_another_architecture, r"bin/tritonserver cannot be executed here \(Exec format error\): is it built for "),
-    (
-        lambda server: program(server.binary, "usage: x"),
-        "asked for its version, it says 'usage: x'",
-    ),
+    (lambda server: program(server.binary, "usage: x"), "asked for its version, it says 'usage: x'"),
     (lambda server: server.binary.chmod(0o644), r"bin/tritonserver may not be executed: chmod \+x it"),
     (  # without the libraries beside it
         lambda server: shutil.copy(install().binary, server.binary),
@@ -218,10 +215,7 @@ BROKEN: Final[list[tuple[Callable[[Installation], object], str]]] = [
     ),
     (lambda server: program(server.binary, f"x: {GLIBC} (by it)"), f"built on a newer system than this: {GLIBC}"),
     (lambda server: shutil.rmtree(server.backends), "is Triton 2.99.1dev without Python backend: no .*/libtriton_p"),
-    (
-        lambda server: stub_of(server).unlink(),
-        "is Triton 2.99.1dev without Python backend: no .*/triton_python_b",
-    ),
+    (lambda server: stub_of(server).unlink(), "is Triton 2.99.1dev without Python backend: no .*/triton_python_b"),
     (
         lambda server: program(stub_of(server), "libpython3.8.so.1.0"),
         rf"runs Python 3\.8, and this is Python {PYTHON}: use that one, or put a stub for ",

@@ -20,14 +20,7 @@ from shm_backend_utils.client import errors as client_errors
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.paths.choice import ProbeAnswer
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
-from shm_backend_utils.errors import (
-    ProbedError,
-    RegionGoneError,
-    RegionRefusedError,
-    TableError,
-    VersionError,
-    refusal,
-)
+from shm_backend_utils.errors import ProbedError, RegionGoneError, RegionRefusedError, TableError, VersionError, refusal
 from shm_backend_utils.memory.machine import process_facts
 from shm_backend_utils.model_spec import CARRIER_LINE, PATHS_LINE, ModelSpec
 from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address

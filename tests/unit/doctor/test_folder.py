@@ -18,6 +18,7 @@ from shm_backend_utils.cli.doctor.checkup import Checkup, Finding
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.troubles import Trouble
 from shm_backend_utils.protocol.layout import VERSION
+from tests.unit.harness.folders import folder_of
 from tests.unit.test_source_files import device, huge, pipe
 
 PACKAGE = Path(shm_backend_utils.__file__).parent
@@ -41,11 +42,7 @@ COMPLETING = f"{CODE}\n    @staticmethod\n    def auto_complete_config(config):\
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(CODE)
-    (folder / "config.pbtxt").write_text(CONFIG)
-    return folder
+    return folder_of(tmp_path, CODE, CONFIG)
 
 
 @pytest.fixture
@@ -86,11 +83,9 @@ def test_nothing_is_wrong_with_a_fine_one_that_has_a_copy_nor_with_any_of_our_sa
 @pytest.mark.parametrize("place", ["nothing", "m/config.pbtxt", "empty"])
 def test_what_is_no_model_and_no_repository(model: Path, place: str) -> None:
     (model.parent / "empty").mkdir()
-    ((trouble, found, name),) = [
-        (each.trouble, each.found, each.model) for each in findings_in_folder(model.parent / place)
-    ]
-    assert (trouble, name) == (Trouble.NOT_A_MODEL, "")
-    assert found.startswith(str(model.parent / place))
+    (finding,) = findings_in_folder(model.parent / place)
+    assert (finding.trouble, finding.model) == (Trouble.NOT_A_MODEL, "")
+    assert finding.found.startswith(str(model.parent / place))
 
 
 def test_of_a_repository_each_model_is_examined(model: Path) -> None:
@@ -168,10 +163,7 @@ WRONG: list[tuple[Files, Trouble, str]] = [
     ),
     *(
         (coded(code, PLAIN.replace(" optional: true", "")), Trouble.ORDINARY_MODEL, "")
-        for code in (
-            *(STOCK, STOCK.replace(":", "(Base):", 1)),
-            "import nn\nclass Net(nn.Module): pass\n" + STOCK,
-        )
+        for code in (*(STOCK, STOCK.replace(":", "(Base):", 1)), "import nn\nclass Net(nn.Module): pass\n" + STOCK)
     ),
     *(
         (inferring(line), Trouble.UNKNOWN_NAME, found)

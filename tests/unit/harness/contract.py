@@ -41,19 +41,13 @@ EXPLAINED = {
     "error": "my error",
 }
 INVALID: dict[str, tuple[Any, str]] = {
-    "unknown output": (
-        request("behaving", X, ["Q"]),
-        "unexpected inference output 'Q' for model 'behaving'",
-    ),
+    "unknown output": (request("behaving", X, ["Q"]), "unexpected inference output 'Q' for model 'behaving'"),
     "no inputs": (
         request("behaving", {}),
         UNKNOWN + "expected number of inputs between 1 and 2 but got 0 inputs for model 'behaving'. Got input(s) [], "
         "but missing required input(s) ['X']. Please provide all required input(s).",
     ),
-    "unknown input": (
-        request("behaving", {**X, "Q": X["X"]}),
-        "unexpected inference input 'Q' for model 'behaving'",
-    ),
+    "unknown input": (request("behaving", {**X, "Q": X["X"]}), "unexpected inference input 'Q' for model 'behaving'"),
     "dtype": (
         request("behaving", {"X": Tensor("INT32", [2], bytes(8))}, id="abc"),
         "[request id: abc] inference input 'X' data-type is 'INT32', but model 'behaving' expects 'FP32'",

@@ -45,10 +45,7 @@ def test_code_that_does_not_load(tmp_path: Path, make: type[ModelHarness], what:
         (f'backend: "python"\nmax_batch_size: -1{TENSORS}', "'max_batch_size' must be non-negative value for m"),
         (f'name: "other"\nbackend: "python"{TENSORS}', "unexpected directory name 'm' for model 'other'"),
         ('backend: "python"\ninput [ { name: "X" dims: [ 1 ] } ]', "model input 'X' must specify 'data_type' for m"),
-        (
-            f'backend: "python"\ninstance_group [ {{ kind: KIND_GPU }} ]{TENSORS}',
-            "model m has kind KIND_GPU but",
-        ),
+        (f'backend: "python"\ninstance_group [ {{ kind: KIND_GPU }} ]{TENSORS}', "model m has kind KIND_GPU but"),
         (f'backend: "onnxruntime"{TENSORS}', "the harness runs models of the Python backend"),
     ],
 )

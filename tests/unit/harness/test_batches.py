@@ -57,11 +57,7 @@ def test_requests_can_be_given_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("requests", "config", "why"),
     [
-        (
-            [rows(5), rows(4)],
-            CONFIG % ("", ""),
-            "have 9 rows together, but max_batch_size of model 'm' is 8",
-        ),
+        ([rows(5), rows(4)], CONFIG % ("", ""), "have 9 rows together, but max_batch_size of model 'm' is 8"),
         ([rows(1), rows(1, 2)], CONFIG % ("", ""), "differ in their inputs"),
         ([], CONFIG % ("", ""), "got no request"),
         (rows(1), CONFIG % ("", ""), re.escape("expected a sequence of requests: execute([inputs])")),
