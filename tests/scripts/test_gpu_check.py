@@ -83,30 +83,25 @@ def test_a_rehearsal_runs_and_passes_all_checks_but_those_that_need_more_than_a_
     assert [name for name in FIGURES if f"  {name}: " not in figures] == []
 
 
+def test_without_the_bindings_it_ends_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert check(load_gpu, SMALL, tmp_path / "report") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("gpu_check needs a GPU and cuda-bindings: GPU memory needs NVIDIA's cuda-bindings")
+    assert re.search("\nmodels see (no GPU: )?", printed.err)  # and what a process sees that has them
+    assert not (tmp_path / "report").exists()
+
+
 def without_gpu(library: str) -> Gpu:
     raise CudaError("making GPU 0 ready", "CUDA_ERROR_NO_DEVICE")
 
 
-@pytest.mark.parametrize(
-    ("lacks", "load", "told"),
-    [
-        ("bindings", load_gpu, "gpu_check needs a GPU and cuda-bindings: GPU memory needs NVIDIA's cuda-bindings"),
-        ("GPU", without_gpu, "CUDA_ERROR_NO_DEVICE: no GPU is visible here"),
-        ("driver", load_gpu, "what is found as a driver is a fake CUDA driver, no GPU; --rehearse is for that"),
-    ],
-)
-def test_without_what_it_needs_it_ends_and_says_so(
-    lacks: str, load: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    if lacks == "bindings":
-        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    elif lacks == "driver":
-        load_fake_gpu("neither")
-    assert check(load, SMALL, tmp_path / "report") == 2
-    out, error = capsys.readouterr()
-    assert (out, told in error) == ("", True), error
-    assert lacks != "bindings" or re.search("\nmodels see (no GPU: )?", error)  # and what a process sees that has them
-    assert not (tmp_path / "report").exists()
+def test_without_a_gpu_it_ends_with_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(without_gpu, SMALL, tmp_path) == 2
+    assert "CUDA_ERROR_NO_DEVICE: no GPU is visible here" in capsys.readouterr().err
 
 
 def with_neither_alone(library: str) -> Gpu:
@@ -158,6 +153,13 @@ def test_a_rehearsal_must_say_where_its_report_goes() -> None:
     )
     assert done.returncode == 2
     assert "--rehearse needs --out" in done.stderr
+
+
+def test_a_fake_is_never_taken_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_fake_gpu("neither")
+    assert check(load_gpu, SMALL, tmp_path / "report") == 2
+    assert "what is found as a driver is a fake CUDA driver, no GPU; --rehearse is for that" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
 
 
 @pytest.fixture(autouse=True)
