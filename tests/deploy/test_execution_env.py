@@ -19,6 +19,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, install
 from shm_backend_utils.server.install import has_numpy_1
+from tests.unit.harness.folders import folder_of
 
 # The first test waits for pip, and for a server that unpacks archives.
 pytestmark = pytest.mark.timeout(300)
@@ -67,11 +68,6 @@ class BareServer(Installation):
         return super().environment(python_environment or self.python_environment)
 
 
-def packed(*words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": python}
-    return subprocess.run([PACK, *words], env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command of docs/deployment.md makes, in a folder with the wheel."""
@@ -100,12 +96,8 @@ def bare_server(tmp_path_factory: pytest.TempPathFactory) -> BareServer:
 
 def add_model(repository: Path, name: str, environment: str | None) -> Path:
     """Put a model that needs the packed packages into a repository, and return its folder."""
-    folder = repository / name
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(MODEL)
     named = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{environment}" }} }}\n'
-    (folder / "config.pbtxt").write_text(CONFIG + (named if environment is not None else ""))
-    return folder
+    return folder_of(repository, MODEL, CONFIG + (named if environment is not None else ""), name)
 
 
 def started(installation: Installation, repository: Path, log_file: Path) -> EmbeddedServer:
@@ -144,20 +136,18 @@ def test_without_it_the_same_server_has_none_of_the_packages(bare_server: BareSe
 @pytest.mark.parametrize(
     ("words", "python", "said"),
     [
-        ([], sys.executable, "usage: pack ARCHIVE"),
-        (["environment.tar.gz"], sys.executable, "usage: pack ARCHIVE"),
-        (["environment.zip", "numpy"], sys.executable, "expected a name that ends with .tar.gz"),
-        (["nowhere/environment.tar.gz", "numpy"], sys.executable, "'nowhere' is no folder that may be written to"),
-        (["environment.tar.gz", "numpy"], "/bin/false", "has no pip; set PYTHON"),
-        (["environment.tar.gz", "./no such file.whl"], sys.executable, "no such file.whl"),
+        ("", sys.executable, "usage: pack ARCHIVE"),
+        ("environment.tar.gz", sys.executable, "usage: pack ARCHIVE"),
+        ("environment.zip numpy", sys.executable, "expected a name that ends with .tar.gz"),
+        ("nowhere/environment.tar.gz numpy", sys.executable, "'nowhere' is no folder that may be written to"),
+        ("environment.tar.gz numpy", "/bin/false", "has no pip; set PYTHON"),
+        ("environment.tar.gz ./no_such_file.whl", sys.executable, "no_such_file.whl"),
     ],
 )
-def test_what_cannot_be_packed_is_told_and_leaves_nothing(
-    words: list[str], python: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = packed(*words, python=python)
+def test_what_cannot_be_packed_is_told_and_leaves_nothing(words: str, python: str, said: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHON": python}
+    command = [str(PACK), *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr

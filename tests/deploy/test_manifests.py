@@ -84,48 +84,36 @@ CLIENTS_OWN_BYTES: Final = 2**29
 
 
 SCHEMAS: Final = "kubernetes-validate==1.37.0"
-"""The wheel that has Kubernetes' own schemas. It is not installed: it has 17,000 files."""
-
-
-class Schemas:
-    """What Kubernetes of a version wants of what it is given. Fetches 22 MB with pip, once for a machine."""
-
-    def __init__(self) -> None:
-        folder = cache_folder() / SCHEMAS.replace("==", "-")
-        if not folder.is_dir():
-            appear_whole(folder, folder.is_dir, _fetch)
-        (wheel,) = folder.glob("*.whl")
-        self.archive = zipfile.ZipFile(wheel)
-        self._validator = functools.cache(self._make_validator)
-
-    def faults(self, item: dict[str, Any], version: str) -> list[str]:
-        """Return what is wrong with something, unknown fields too; KeyError if no such Kubernetes has its kind."""
-        group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", item["apiVersion"])  # autoscaling/v2 is autoscaling-v2 there
-        validator = self._validator(f"{item['kind'].lower()}-{group}.json", version)
-        return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(item)]
-
-    def _make_validator(self, name: str, version: str) -> Any:
-        schema = self._read(name, version)
-        definitions = Resource.from_contents(self._read("_definitions.json", version))
-        registry: Any = definitions @ (Resource.from_contents(schema) @ Registry())
-        return jsonschema.Draft202012Validator(schema, registry=registry)
-
-    def _read(self, name: str, version: str) -> Any:
-        folder = f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict"
-        return json.loads(self.archive.read(f"{folder}/{name}"))
-
-
-def _fetch(scratch: Path, fresh: Path) -> None:
-    wheel = fetch_wheel(SCHEMAS, "Kubernetes' schemas", scratch)
-    fresh.mkdir()
-    wheel.rename(fresh / wheel.name)
 
 
 @pytest.fixture(scope="module")
-def schemas() -> Iterator[Schemas]:
-    schemas = Schemas()
-    with schemas.archive:
-        yield schemas
+def schemas() -> Iterator[zipfile.ZipFile]:
+    """Kubernetes' own, in a wheel of 22 MB and 17,000 files, which pip fetches once for a machine."""
+
+    def fetch(scratch: Path, fresh: Path) -> None:
+        wheel = fetch_wheel(SCHEMAS, "Kubernetes' schemas", scratch)
+        fresh.mkdir()
+        wheel.rename(fresh / wheel.name)
+
+    folder = cache_folder() / SCHEMAS.replace("==", "-")
+    if not folder.is_dir():
+        appear_whole(folder, folder.is_dir, fetch)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        yield archive
+
+
+def faults(schemas: zipfile.ZipFile, item: dict[str, Any], version: str) -> list[str]:
+    """Return what is wrong with something, unknown fields too; KeyError if no such Kubernetes has its kind."""
+
+    def read(name: str) -> Any:
+        return json.loads(schemas.read(f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict/{name}"))
+
+    group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", item["apiVersion"])  # autoscaling/v2 is autoscaling-v2 there
+    schema, definitions = read(f"{item['kind'].lower()}-{group}.json"), read("_definitions.json")
+    registry: Any = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
+    validator = jsonschema.Draft202012Validator(schema, registry=registry)
+    return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(item)]
 
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which builds them, is not here")
@@ -138,64 +126,40 @@ def built(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def pod_of(items: list[dict[str, Any]]) -> dict[str, Any]:
-    (pod,) = [item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment"]
-    return dict(pod)
-
-
-def containers_of(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {container["name"]: container for container in pod["containers"]}
-
-
-def variables_of(container: dict[str, Any]) -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container["env"]}
-
-
 def byte_count(quantity: str) -> int:
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
 
 
-def memory_limit(container: dict[str, Any]) -> int:
-    return byte_count(container["resources"]["limits"]["memory"])
-
-
-def shm_bytes(pod: dict[str, Any]) -> int:
-    (size,) = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
-    return byte_count(size)
-
-
-def mounts_shm(container: dict[str, Any]) -> bool:
-    return any(mount["mountPath"] == "/dev/shm" for mount in container.get("volumeMounts", []))
-
-
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_base_is_as_kubernetes_wants_it(schemas: Schemas, version: str) -> None:
+def test_the_base_is_as_kubernetes_wants_it(schemas: zipfile.ZipFile, version: str) -> None:
     base = yaml.safe_load((FOLDER / "base" / "deployment.yaml").read_text())
-    assert schemas.faults(base, version) == []
+    assert faults(schemas, base, version) == []
 
 
 @needs_kubectl
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", BUILT)
-def test_all_that_kubectl_builds_is_as_kubernetes_wants_it(schemas: Schemas, name: str, version: str) -> None:
+def test_all_that_kubectl_builds_is_as_kubernetes_wants_it(schemas: zipfile.ZipFile, name: str, version: str) -> None:
     items = built(name)
     for item in items:
         if item["kind"] not in WITHOUT_SCHEMA:
-            assert schemas.faults(item, version) == []
+            assert faults(schemas, item, version) == []
 
 
 @needs_kubectl
 @pytest.mark.parametrize("name", BUILT)
 def test_limits_count_shared_memory(name: str) -> None:
     """As the formula of docs/deployment.md has it: who touches a page first is charged for it."""
-    pod = pod_of(built(name))
-    containers = containers_of(pod)
-    pool = int(variables_of(containers["application"])["POOL_BYTES"])
-    assert memory_limit(containers["application"]) >= CLIENTS_OWN_BYTES + pool
-    pools = shm_bytes(pod) - (pool if mounts_shm(containers["application"]) else 0)
-    assert pools >= 512 * 2**20
+    (pod,) = [item["spec"]["template"]["spec"] for item in built(name) if item["kind"] == "Deployment"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    limits = {name: byte_count(each["resources"]["limits"]["memory"]) for name, each in containers.items()}
+    (pool,) = [int(each["value"]) for each in containers["application"]["env"] if each["name"] == "POOL_BYTES"]
+    (shm,) = [byte_count(each["emptyDir"]["sizeLimit"]) for each in pod["volumes"] if each["name"] == "shm"]
+    mounts = [mount["mountPath"] for mount in containers["application"].get("volumeMounts", [])]
+    assert limits["application"] >= CLIENTS_OWN_BYTES + pool
+    assert shm - (pool if "/dev/shm" in mounts else 0) >= 512 * 2**20
     # What the client has in /dev/shm may be charged to the server, where that is restarted and reads it first.
-    assert memory_limit(containers["triton"]) >= SERVERS_OWN_BYTES + shm_bytes(pod) + pool
+    assert limits["triton"] >= SERVERS_OWN_BYTES + shm + pool
 
 
 def test_the_adapters_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:

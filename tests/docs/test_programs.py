@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tritonclient.grpc
 
-from .conftest import PagesServer
-from .documents import PAGES, Block, blocks, name_of
+from shm_backend_utils.server import EmbeddedServer
+from tests.crash.servers import installation_with
+
+from .documents import PAGES, ROOT, Block, blocks, name_of
 
 BY_OTHERS = ("run by", "not run")
 
 # A page has up to five programs, and each begins with what the earlier ones did.
 pytestmark = pytest.mark.timeout(600)
+
+
+class PagesServer:
+    """A server that loads models when it is told to, with the NumPy that every model works with."""
+
+    def __init__(self, server: EmbeddedServer, client: Any, models: Path) -> None:
+        self._server, self._client, self._models = server, client, models
+
+    @contextmanager
+    def serving(self, models: Path, code: str) -> Iterator[None]:
+        """Serve the models in a folder, and the sample models that code names and that are not there."""
+        models.mkdir(exist_ok=True)
+        for sample in (ROOT / "model_repository").iterdir():
+            ours = models / sample.name
+            if ours.exists() and not (ours / "config.pbtxt").exists() and "auto_complete" not in code:
+                shutil.copy(sample / "config.pbtxt", ours)
+            if f'"{sample.name}"' in code and not ours.exists():
+                shutil.copytree(sample, ours, ignore=shutil.ignore_patterns("__pycache__"))
+        names = sorted(model.name for model in models.iterdir())
+        for name in names:
+            shutil.copytree(models / name, self._models / name)
+            self._client.load_model(name)
+        try:
+            yield
+        finally:
+            for name in names:
+                self._client.unload_model(name)
+                shutil.rmtree(self._models / name)
+
+    def addressed(self, code: str) -> str:
+        """Return code in which the addresses of a server on the usual ports are this one's."""
+        usual = {"localhost:8000": self._server.http_url, "localhost:8001": self._server.grpc_url}
+        for address, here in usual.items():
+            code = code.replace(address, here.removeprefix("http://"))
+        return code
+
+
+@pytest.fixture(scope="module")
+def pages_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
+    """A server that serves the models of one page after another."""
+    folder = tmp_path_factory.mktemp("pages")
+    models, log_file = folder / "models", folder / "server.log"
+    models.mkdir()
+    installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
+    with (
+        EmbeddedServer.start(models, installation=installation, log_file=log_file) as server,
+        tritonclient.grpc.InferenceServerClient(server.grpc_url) as client,
+    ):
+        yield PagesServer(server, client, models)
 
 
 def programs(page: Path) -> list[Block]:

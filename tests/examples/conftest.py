@@ -1,9 +1,11 @@
-"""One server for all recipes, with the stock models that they are measured beside."""
+"""Where the recipes are, and one server for all of them, with the stock models that they are measured beside."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -11,7 +13,8 @@ from examples.measuring import recipe_models
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.server import EmbeddedServer
 
-from .recipes import EXAMPLES, RECIPES
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+RECIPES: Final = sorted(readme.parent.name for readme in EXAMPLES.glob("*/README.md"))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .recipes import EXAMPLES, RECIPES
+from .conftest import EXAMPLES, RECIPES
 
 ROOT = EXAMPLES.parent
 

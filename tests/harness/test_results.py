@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
-import logging
 import queue
 import threading
 import time
@@ -15,22 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import (
-    AsyncShmClient,
-    InferenceError,
-    PoolExhaustedError,
-    PoolOptions,
-    Result,
-    ShmClient,
-)
+from shm_backend_utils.client import AsyncShmClient, InferenceError, PoolExhaustedError, PoolOptions, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError
 from shm_backend_utils.testing.harness import ModelHarness
-from tests.e2e.eventually import all_memory_comes_back
-from tests.e2e.flavours import AnyClient, AwaitedClient, Flavour
+from tests.e2e.eventually import all_memory_comes_back, eventually
+from tests.e2e.flavours import AnyClient, Flavour
 
-MODELS = ("countdown", "handshake", "identity", "misbehaving", "repeat")
-
+MODELS = ("countdown", "handshake", "identity", "repeat")
 LENGTH = 75_000
 ROOM = {"OUTPUT0": 4 * LENGTH}
 ONE_CALL_ALONE = PoolOptions(max_bytes=1 << 20)  # a call has 300 kB in and 300 kB out
@@ -55,19 +46,16 @@ def test_leaving_the_block_releases_the_result(client: AnyClient, path: PathName
         result.copy()
 
 
-@pytest.mark.parametrize(
-    "derive",
-    [
-        lambda array: array,
-        lambda array: array[5:9],
-        lambda array: array.reshape(-1, 2).T,
-        lambda array: array.view("u4"),
-    ],
-    ids=["the array", "a slice", "another shape", "another dtype"],
-)
-def test_a_view_that_outlives_its_result_stays_as_it_is(
-    client: AnyClient, path: PathName, derive: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
-) -> None:
+DERIVED: Final[list[Callable[[npt.NDArray[Any]], npt.NDArray[Any]]]] = [
+    lambda array: array,
+    lambda array: array[5:9],
+    lambda array: array.reshape(-1, 2).T,
+    lambda array: array.view("u4"),
+]
+
+
+@pytest.mark.parametrize("derive", DERIVED, ids=["the array", "a slice", "another shape", "another dtype"])
+def test_a_view_that_outlives_its_result_stays_as_it_is(client: AnyClient, path: PathName, derive: Any) -> None:
     with infer(client, 1, path=path) as result:
         view = derive(result["OUTPUT0"])
     before = view.copy()
@@ -90,58 +78,39 @@ def test_a_slot_is_used_again_when_the_last_view_is_gone(client: AnyClient, path
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm"])
-def test_a_call_without_memory_waits_until_a_view_is_gone(
-    poor_client: AnyClient, path: PathName, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_without_memory_waits_until_a_view_is_gone(poor_client: AnyClient, path: PathName) -> None:
     held = [infer(poor_client, 1, path=path)["OUTPUT0"]]
-    ran_dry = threading.Event()
-
-    class Watch(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            ran_dry.set()
 
     def let_go() -> None:
-        ran_dry.wait(20)
+        eventually(lambda: poor_client.stats().slot_waits)
         held.clear()
 
-    watch = Watch(logging.WARNING)
-    logger = logging.getLogger("shm_backend_utils")
     friend = threading.Thread(target=let_go)
-    logger.addHandler(watch)
     friend.start()
-    try:
-        with infer(poor_client, 2, path=path, timeout_s=20) as result:
-            assert (result["OUTPUT0"] == 2).all()
-    finally:
-        friend.join()
-        logger.removeHandler(watch)
+    with infer(poor_client, 2, path=path, timeout_s=20) as result:
+        assert (result["OUTPUT0"] == 2).all()
+    friend.join()
     assert poor_client.stats().slot_waits == 1
 
 
+@pytest.mark.parametrize("is_aio", [False, True])
 def test_error_and_warning_name_the_line_that_holds_the_memory(
-    harness: ModelHarness, caplog: pytest.LogCaptureFixture
+    harness: ModelHarness, caplog: pytest.LogCaptureFixture, is_aio: bool
 ) -> None:
-    with ShmClient(harness, pool=ONE_CALL_ALONE) as client:
-        held, line = client.infer("identity", {"INPUT0": np.ones(LENGTH, np.float32)}, outputs=ROOM), this_line()
+    inputs = {"INPUT0": np.ones(LENGTH, np.float32)}
+
+    async def hold(client: AsyncShmClient) -> tuple[Result, int]:
+        return await client.infer("identity", inputs, outputs=ROOM), this_line()
+
+    with Flavour(harness, is_aio).client(pool=ONE_CALL_ALONE) as client:
+        if isinstance(client, ShmClient):
+            held, line = client.infer("identity", inputs, outputs=ROOM), this_line()
+        else:
+            held, line = client.run(hold(client.aio))
         with pytest.raises(PoolExhaustedError, match=f"1 by infer at {__file__}:{line}"):
             infer(client, 2, timeout_s=0.1)
         held.release()
     assert "the pool has run dry: 1 slots are held" in caplog.text
-    assert f"1 by infer at {__file__}:{line}" in caplog.text
-
-
-def test_error_and_warning_name_the_line_of_a_coroutine(
-    harness: ModelHarness, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def hold(client: AsyncShmClient) -> tuple[Result, int]:
-        x = np.ones(LENGTH, np.float32)
-        return await client.infer("identity", {"INPUT0": x}, outputs=ROOM), this_line()
-
-    with AwaitedClient(harness, pool=ONE_CALL_ALONE) as client:
-        held, line = client.run(hold(client.aio))
-        with pytest.raises(PoolExhaustedError, match=f"1 by infer at {__file__}:{line}"):
-            infer(client, 2, timeout_s=0.1)
-        held.release()
     assert f"1 by infer at {__file__}:{line}" in caplog.text
 
 
@@ -157,10 +126,7 @@ def test_a_prepared_call_holds_memory_until_it_is_closed(poor_client: AnyClient)
     with pytest.raises(PoolExhaustedError, match="1 by prepare at"):
         infer(poor_client, 2, timeout_s=0.1)
     call.close()
-    call.close()
     infer(poor_client, 2).release()
-    with pytest.raises(ClosedError, match="this call is closed"):
-        call.infer()
 
 
 def test_the_result_of_a_closed_prepared_call_stays_valid(client: AnyClient, path: PathName) -> None:
@@ -246,12 +212,6 @@ def countdown(client: AnyClient, **parameters: Any) -> Iterator[Result]:
     return client.stream("countdown", {"X": X}, parameters=parameters, timeout_s=10)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 100])
-def test_responses_come_in_order(client: AnyClient, count: int) -> None:
-    values = [result["Y"].tolist() for result in countdown(client, count=count)]
-    assert values == [[1 + i, 2 + i, 3 + i] for i in range(count)]
-
-
 def test_what_cannot_be_streamed_is_an_error_before_anything_is_sent(client: AnyClient) -> None:
     with pytest.raises(CallerError, match="reserved"):
         list(countdown(client, priority=1))
@@ -259,15 +219,13 @@ def test_what_cannot_be_streamed_is_an_error_before_anything_is_sent(client: Any
         list(client.stream("countdown", {"Z": X}))
 
 
-def test_a_model_that_is_not_decoupled_streams_one_response(client: AnyClient) -> None:
+def test_a_stream_counts_as_one_request_and_of_a_model_that_is_not_decoupled_has_one_response(
+    client: AnyClient,
+) -> None:
     (result,) = client.stream("repeat", {"X": X}, outputs=["Y"], parameters={"times": 1})
-    assert list(result) == ["Y"]
-    assert result["Y"].tolist() == X.tolist()
-
-
-def test_a_stream_counts_as_one_request(client: AnyClient) -> None:
+    assert (list(result), result["Y"].tolist()) == (["Y"], X.tolist())
     list(countdown(client, count=5))
-    assert client.stats().requests == 1
+    assert client.stats().requests == 2
     with pytest.raises(InferenceError):
         list(countdown(client, count=5, fails_at=1))
-    assert (client.stats().requests, client.stats().failures) == (2, 1)
+    assert (client.stats().requests, client.stats().failures) == (3, 1)

@@ -48,6 +48,11 @@ def test_a_place_where_no_server_can_be_installed_is_named(tmp_path: Path) -> No
     assert re.fullmatch("the server cannot be installed in .*/file/server: .* SHM_BACKEND_UTILS_SERVER", words)
 
 
+def test_a_demo_without_a_server_says_what_to_do(tmp_path: Path) -> None:
+    words = told("demo", "--url", "127.0.0.1:1", cwd=tmp_path)
+    assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in words
+
+
 def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -75,12 +74,6 @@ def test_with_numpy_alone_the_model_half_works(wheel: Path, tmp_path: Path, nump
     assert run(command, "demo", cwd=elsewhere, status=1).endswith("pip install 'CHECKOUT_OR_WHEEL[demo]'\n")
     gone = run(command, "bench", "--quick", cwd=elsewhere, status=2)
     assert gone == "shm-backend-utils has no bench any more: use `scripts/bench` in a checkout\n"
-
-
-def test_the_wheel_has_nothing_of_the_bench(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    assert any(name.startswith("shm_backend_utils/cli/demo/") for name in names)
-    assert [name for name in names if "bench" in name] == []
 
 
 def test_the_demo_of_the_wheel_runs_with_its_own_server_and_models(wheel: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_nothing_is_wrong_with_this_wheel_and_this_changelog(built: tuple[Path, 
     _, wheel = built
     assert wheel.name == f"triton_shm_backend_utils-{VERSION}-py3-none-any.whl"
     assert findings_in_wheel(wheel, VERSION) == []
+    assert [name for name in zipfile.ZipFile(wheel).namelist() if "bench" in name] == []
     assert findings_of_smoke_test(wheel) == []
     assert findings_in_changelog((ROOT / "CHANGELOG.md").read_text(), VERSION) == []
 

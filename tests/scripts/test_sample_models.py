@@ -7,6 +7,7 @@ import itertools
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,35 +38,27 @@ def test_models_for_gpus_do_not_load_without_one_and_say_why(tmp_path: Path) -> 
         assert re.search(rf"failed to load '{name}_KIND_CPU' version 1: .*{by_the_model}", str(failure.value))
 
 
-class Cuda:
-    """As much of CUDA as is asked here."""
-
-    def __init__(self, devices: int) -> None:
-        self._devices = devices
-
-    def device_count(self) -> int:
-        return self._devices
+def gpus(count: int) -> Any:
+    return SimpleNamespace(device_count=lambda: count)
 
 
 def no_bindings() -> Any:
     raise MachineError("there are no bindings")
 
 
-@pytest.mark.parametrize(
-    ("load", "file", "has_cupy", "expected"),
-    [
-        (lambda: Cuda(2), "/dev/null", True, OF_THE_HOST | OF_GPUS),
-        (lambda: Cuda(2), "/dev/none", True, OF_THE_HOST),
-        (lambda: Cuda(2), "/dev/null", False, OF_THE_HOST),
-        (lambda: Cuda(0), "/dev/null", True, OF_THE_HOST),
-        (no_bindings, "/dev/null", True, OF_THE_HOST),
-    ],
-    ids=["two GPUs", "a driver that is none", "no CuPy", "no GPU", "no bindings"],
-)
+SERVED: list[tuple[Any, str, set[str], set[str]]] = [
+    (lambda: gpus(2), "/dev/null", set(), OF_THE_HOST | OF_GPUS),
+    (lambda: gpus(2), "/dev/none", set(), OF_THE_HOST),
+    (lambda: gpus(2), "/dev/null", {"cupy"}, OF_THE_HOST),
+    (lambda: gpus(0), "/dev/null", set(), OF_THE_HOST),
+    (no_bindings, "/dev/null", set(), OF_THE_HOST),
+]
+
+
+@pytest.mark.parametrize(("load", "file", "missing", "expected"), SERVED)
 def test_models_for_gpus_are_served_only_where_one_is(
-    load: Any, file: str, has_cupy: bool, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Any, file: str, missing: set[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = set() if has_cupy else {"cupy"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else object())
     monkeypatch.setattr(server, "CudaAccess", lambda: CudaAccess(load))
     monkeypatch.setattr(server, "_DEVICE_FILES", (file,))
@@ -74,13 +67,8 @@ def test_models_for_gpus_are_served_only_where_one_is(
     assert all((tmp_path / name / "1").is_dir() for name in expected)
 
 
-# --- no room
-
-
 def test_a_folder_that_takes_no_models_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        MachineError, match="^models cannot be copied to .*/file/models: Not a directory; make room"
-    ) as told:
+    said = "^models cannot be copied to .*/file/models: Not a directory; make room.*$"
+    with pytest.raises(MachineError, match=said):
         server.copy_models([REPOSITORY / "identity"], tmp_path / "file" / "models")
-    assert "\n" not in str(told.value)

@@ -37,47 +37,33 @@ def test_a_command_helps_before_anything_is_installed(command: str, tmp_path: Pa
     assert done.stderr == ""
 
 
-class Program:
+class Program(subprocess.Popen[str]):
     """A program that runs, and what it leaves behind."""
 
     def __init__(self, *command: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "shm_backend_utils", *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
+        words = [sys.executable, "-m", "shm_backend_utils", *command]
+        super().__init__(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def first_line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        assert self.stdout is not None
+        return self.stdout.readline()
 
     def finish(self) -> tuple[int, str, str]:
-        out, error = self._process.communicate(timeout=DEADLINE_S)
-        return self._process.returncode, out, error
+        out, error = self.communicate(timeout=DEADLINE_S)
+        return self.returncode, out, error
 
     def server(self) -> tuple[int, str]:
         """Return the process id of the tritonserver, and what the names of its shared memory begin with."""
-        supervisor = eventually(lambda: self._children(self.pid, "shm_backend_utils.server.supervisor"))
-        server = eventually(lambda: self._children(supervisor[0], "bin/tritonserver"))
+        supervisor = eventually(lambda: child_of(self.pid, "shm_backend_utils.server.supervisor"))
+        server = eventually(lambda: child_of(supervisor[0], "bin/tritonserver"))
         prefix = re.search(r"shm-region-prefix-name=(\w+)", server[1])
         assert prefix is not None
         return server[0], prefix[1]
 
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-        self.finish()
 
-    @staticmethod
-    def _children(parent: int, word: str) -> tuple[int, str] | None:
-        commands = {pid: command_line(pid) for pid in children(parent)}
-        return next(((pid, command) for pid, command in commands.items() if word in command), None)
+def child_of(parent: int, word: str) -> tuple[int, str] | None:
+    commands = {pid: command_line(pid) for pid in children(parent)}
+    return next(((pid, command) for pid, command in commands.items() if word in command), None)
 
 
 def shared_memory_of(*prefixes: str) -> list[str]:
@@ -98,21 +84,14 @@ def start() -> Iterator[Callable[..., Program]]:
 
     yield start_program
     for program in programs:
-        program.end()
+        program.terminate()  # if it has not ended
+        program.communicate(timeout=DEADLINE_S)
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A repository that is loaded sooner than that of all samples."""
     return copy_models([REPOSITORY / "identity"], tmp_path / "models")
-
-
-@pytest.fixture
-def failing_repository(tmp_path: Path) -> Path:
-    (tmp_path / "failing" / "1").mkdir(parents=True)
-    (tmp_path / "failing" / "config.pbtxt").write_text('backend: "python"\n')
-    (tmp_path / "failing" / "1" / "model.py").write_text("raise ValueError('this model has a fault of its own')\n")
-    return tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -125,7 +104,7 @@ def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], mo
         assert client.is_model_ready("identity")
     server_pid, prefix = serve.server()
     assert shared_memory_of(prefix)  # or there would be nothing that could be left
-    serve.signal(number)
+    serve.send_signal(number)
     assert serve.finish() == (0, "", f"loading the models; the server's log is {ready[2]}\n")
     assert not Path(f"/proc/{server_pid}").exists()
     assert shared_memory_of(prefix) == []
@@ -134,19 +113,11 @@ def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], mo
 def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program], models: Path) -> None:
     serve = start("serve", "--numpy=own", "--model-repository", str(models))
     server_pid, prefix = serve.server()
-    serve.signal(signal.SIGTERM)
+    serve.send_signal(signal.SIGTERM)
     status, out, error = serve.finish()
     assert (status, out, [line[:7] for line in error.splitlines()]) in ((0, "", []), (0, "", ["loading"]))
     assert not Path(f"/proc/{server_pid}").exists()
     assert shared_memory_of(prefix) == []
-
-
-def test_serve_tells_why_a_model_does_not_load(start: Callable[..., Program], failing_repository: Path) -> None:
-    status, out, error = start("serve", "--model-repository", str(failing_repository)).finish()
-    assert status != 0
-    assert out == ""
-    assert "this model has a fault of its own" in error
-    assert "Traceback" not in error.splitlines()[0]
 
 
 @pytest.mark.long
@@ -169,8 +140,7 @@ def test_demo_finds_the_results_of_all_paths_identical(start: Callable[..., Prog
     status, out, _ = program.finish()
     summary = json.loads(out.splitlines()[-1])
     assert (status, summary["identical"]) == (0, True)
-    assert set(summary) == {"identical", "direct_ms", "triton_shm_ms", "inline_ms", "empty_ms", "wire_bytes"}
-    assert all(summary[key] > 0 for key in summary if key.endswith("_ms"))
+    assert all(summary[f"{what}_ms"] > 0 for what in ("direct", "triton_shm", "inline", "empty"))
     assert set(summary["wire_bytes"]) == {"direct", "triton_shm", "inline"}
     assert summary["wire_bytes"]["direct"] * 1000 < summary["wire_bytes"]["inline"]
     # A large photograph takes as many bytes as a small one, but for digits.
@@ -182,32 +152,19 @@ def test_demo_finds_the_results_of_all_paths_identical(start: Callable[..., Prog
     assert shared_memory_of(prefix, *regions_of_demo(program.pid)) == []
 
 
-@pytest.fixture
-def url(start: Callable[..., Program]) -> str:
-    ready = re.search(r"grpc=(\S+)", start("serve").first_line())
-    assert ready is not None
-    return ready[1]
-
-
 @pytest.mark.long
-def test_an_interrupted_demo_leaves_nothing_in_memory_or_at_the_server(start: Callable[..., Program], url: str) -> None:
+def test_an_interrupted_demo_leaves_nothing_in_memory_or_at_the_server(start: Callable[..., Program]) -> None:
+    url = start("serve").first_line().split()[1].removeprefix("grpc=")
     with grpcclient.InferenceServerClient(url) as client:
         demo = start("demo", "--url", url, "--rounds", "100000")
         regions = regions_of_demo(demo.pid)
         eventually(lambda: len(shared_memory_of(*regions)) > 2)
         assert client.get_system_shared_memory_status().regions
         time.sleep(1)  # into the requests
-        demo.signal(signal.SIGINT)
+        demo.send_signal(signal.SIGINT)
         status, out, error = demo.finish()
         assert (status, out) == (128 + signal.SIGINT, "")
         assert "Traceback" not in error
         assert "resource_tracker" not in error
         assert shared_memory_of(*regions) == []
         assert not client.get_system_shared_memory_status().regions
-
-
-def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) -> None:
-    status, out, error = start("demo", "--url", "127.0.0.1:1").finish()
-    assert (status, out) == (1, "")
-    assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in error
-    assert "Traceback" not in error

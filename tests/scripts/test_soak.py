@@ -20,8 +20,6 @@ from scripts.tools.soak.report import Report, soak_report
 
 pytestmark = pytest.mark.long
 
-SECONDS = 6
-SEED = 4
 AT_ONCE = ("wrong bytes", "leaks", "deaths that were not injected", "hangs", "clients that failed to end")
 MUST_BE_DONE = [
     *("ShmClient", "AsyncShmClient", "gRPC", "HTTP", "infer", "prepare", "submit", "split", "streams", "batches"),
@@ -33,7 +31,7 @@ MUST_BE_DONE = [
 
 def run_soak(file: Path, *options: str) -> dict[str, Any]:
     soak = subprocess.run(
-        [sys.executable, "-m", "scripts.tools.soak", *options, "--seed", str(SEED), "--json", str(file)],
+        [sys.executable, "-m", "scripts.tools.soak", *options, "--seed", "4", "--json", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -45,12 +43,6 @@ def run_soak(file: Path, *options: str) -> dict[str, Any]:
     return report
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("soak") / "report.json"
-    return run_soak(file, "--seconds", str(SECONDS), "--clients", "2")
-
-
 def found(seconds: float, done: Sequence[str], cannot: Sequence[str] = (), wrong: Sequence[str] = ()) -> Report:
     """Return the report of a soak that has done these things, and found nothing else."""
     tally = Tally()
@@ -60,25 +52,19 @@ def found(seconds: float, done: Sequence[str], cannot: Sequence[str] = (), wrong
     return soak_report(1, seconds, tally, dict.fromkeys(cannot, "no reason"))
 
 
-@pytest.mark.parametrize("what", AT_ONCE)
-def test_a_short_soak_finds_nothing_that_must_not_be(report: dict[str, Any], what: str) -> None:
-    assert report["failures"][what] == 0
-
-
-def test_the_report_names_everything_that_a_soak_must_do(report: dict[str, Any]) -> None:
+def test_a_short_soak_finds_nothing_that_must_not_be_and_names_everything_that_it_must_do(tmp_path: Path) -> None:
+    report = run_soak(tmp_path / "report.json", "--seconds", "6", "--clients", "2")
+    assert {what: report["failures"][what] for what in AT_ONCE} == dict.fromkeys(AT_ONCE, 0)
     assert list(report["done"]) == MUST_BE_DONE
 
 
-def test_a_soak_of_a_minute_that_has_done_everything_is_good() -> None:
+def test_a_soak_of_a_minute_fails_if_it_has_left_something_out() -> None:
     assert found(60, MUST_BE_DONE).is_good
-
-
-@pytest.mark.parametrize("word", MUST_BE_DONE)
-def test_a_soak_of_a_minute_fails_if_it_has_left_something_out(word: str) -> None:
-    others = [each for each in MUST_BE_DONE if each != word]
-    assert not found(60, others).is_good
-    assert found(59, others).is_good
-    assert found(60, others, cannot=[word]).is_good
+    for word in MUST_BE_DONE:
+        others = [each for each in MUST_BE_DONE if each != word]
+        assert not found(60, others).is_good
+        assert found(59, others).is_good
+        assert found(60, others, cannot=[word]).is_good
 
 
 @pytest.mark.parametrize("group", MUST_BE_ZERO)
@@ -95,18 +81,19 @@ def hostile(answers: Sequence[Answer], turns: Sequence[Turn], wrong: Sequence[st
     return hostile_report(1, [Turn("alone", 0, 1, ()), *turns], [alone, *answers], {}, tally)
 
 
-@pytest.mark.parametrize(
-    ("answers", "turn", "is_good"),
-    [
-        ([Answer(2.0, 0.003, "")], Turn("garbage tables", 1, 3, ()), True),
-        ([Answer(2.0, 0.004, "")], Turn("garbage tables", 1, 3, ()), False),
-        ([Answer(2.0, 0.001, "refused")], Turn("garbage tables", 1, 3, ()), False),
-        ([], Turn("garbage tables", 1, 3, ("halves",)), False),
-        ([Answer(2.0, 0.1, "dead")], Turn("truncating", 1, 3, ("halves",), may_kill=True), True),
-    ],
-    ids=["held up a little", "held up", "refused", "died", "may die"],
-)
-def test_honest_clients_must_not_be_held_up_refused_or_killed(answers: list[Answer], turn: Turn, is_good: bool) -> None:
+GARBAGE = Turn("garbage tables", 1, 3, ())
+TURNS: dict[str, tuple[list[Answer], Turn, bool]] = {
+    "held up a little": ([Answer(2.0, 0.003, "")], GARBAGE, True),
+    "held up": ([Answer(2.0, 0.004, "")], GARBAGE, False),
+    "refused": ([Answer(2.0, 0.001, "refused")], GARBAGE, False),
+    "died": ([], GARBAGE._replace(died=("halves",)), False),
+    "may die": ([Answer(2.0, 0.1, "dead")], Turn("truncating", 1, 3, ("halves",), may_kill=True), True),
+}
+
+
+@pytest.mark.parametrize("what", TURNS)
+def test_honest_clients_must_not_be_held_up_refused_or_killed(what: str) -> None:
+    answers, turn, is_good = TURNS[what]
     assert hostile(answers, [turn]).is_good == is_good
 
 

@@ -95,10 +95,10 @@ def write(checkout: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def start(checkout: Path, *arguments: str, numpy2: tuple[int, int], numpy1: tuple[int, int]) -> subprocess.Popen[str]:
+def start(checkout: Path, *arguments: str, **counts: tuple[int, int]) -> subprocess.Popen[str]:
     for environment in (".venv", ".venv-py3.10", ".venv-numpy1", ".venv-py3.12-numpy1"):
-        name, counts = ("numpy1", numpy1) if environment == ".venv-numpy1" else ("numpy2", numpy2)
-        write(checkout, f"{environment}/bin/python", PYTHON.format(name, *counts, sys.executable))
+        name = "numpy1" if environment == ".venv-numpy1" else "numpy2"
+        write(checkout, f"{environment}/bin/python", PYTHON.format(name, *counts.get(name, (1, 0)), sys.executable))
     return subprocess.Popen(
         [checkout / "scripts" / "test", *arguments],
         cwd=checkout,
@@ -110,12 +110,12 @@ def start(checkout: Path, *arguments: str, numpy2: tuple[int, int], numpy1: tupl
     )
 
 
-def run(checkout: Path, *arguments: str, numpy2: tuple[int, int] = (1, 0), numpy1: tuple[int, int] = (1, 0)) -> Run:
+def run(checkout: Path, *arguments: str, **counts: tuple[int, int]) -> Run:
     """Run it in a checkout that has so many tests in each environment, which fail so often there."""
     write(checkout, "tests/unit/test_failing.py", FAILING)
     runs = checkout / "scripts/tools/test.py"
     runs.write_text(runs.read_text().replace('"-n", "3"', '"-n", "0"'))  # three workers take longer than the tests
-    process = start(checkout, *arguments, numpy2=numpy2, numpy1=numpy1)
+    process = start(checkout, *arguments, **counts)
     printed, _ = process.communicate()
     return Run(process.returncode, printed, checkout)
 
@@ -149,7 +149,7 @@ def test_an_environment_that_cannot_be_made_is_told_before_any_test(checkout: Pa
 def test_a_setup_ends_in_good_order_with_the_run_that_needs_it(checkout: Path, number: int) -> None:
     text = '#!/bin/sh\n[ -z "$*" ] || { trap "echo ended; exit" INT; echo on; while :; do sleep 0.1; done; }\n'
     write(checkout, "scripts/setup", text)
-    process = start(checkout, numpy2=(1, 0), numpy1=(1, 0))
+    process = start(checkout)
     assert next(iter(process.stdout or ())) == "on\n"
     process.send_signal(number)
     assert (process.communicate()[0].split()[:1], process.returncode) == (["ended"], 128 + number)
@@ -197,8 +197,8 @@ def test_without_a_newest_server_nothing_runs_and_a_line_says_so(checkout: Path)
     assert done.printed.startswith("=== not run on a newer Triton: SHM_BACKEND_UTILS_SERVER_NEWEST names none, and ")
 
 
-@pytest.mark.parametrize("file", [WITH_NUMPY_1, ON_NEWEST], ids=lambda file: file.name)
-def test_the_tests_that_are_listed_are_there(file: Path) -> None:
-    patterns = file.read_text().split()
-    assert patterns
-    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
+def test_the_tests_that_are_listed_are_there() -> None:
+    for file in (WITH_NUMPY_1, ON_NEWEST):
+        patterns = file.read_text().split()
+        assert patterns
+        assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,23 +22,14 @@ from shm_backend_utils.server import wheels as wheels_of_servers
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.server.installation import PYTHON
 from shm_backend_utils.server.wheels import DEFAULT, RELEASES, VERSION_VARIABLE
+from tests.server.conftest import make_wheel
 
 TRITONS = [release.triton for release in RELEASES.values()]
 STUBS = "pytriton/tritonserver/python_backend_stubs"
 
 
-def make_wheel(folder: Path, *files: str, version: str = DEFAULT) -> Path:
-    """Make a wheel of the server's name that holds these files, each with its own path as its content."""
-    folder.mkdir(exist_ok=True)
-    about = f"nvidia_pytriton-{version}.dist-info"
-    path = folder / f"nvidia_pytriton-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: {version}\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
-        for file in files:
-            wheel.writestr(file, file)
-    return path
+def server_wheel(folder: Path, *files: str, version: str = DEFAULT) -> Path:
+    return make_wheel(folder, "nvidia_pytriton", version, *files)
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, *wheels: Path) -> None:
@@ -47,20 +37,6 @@ def expect(monkeypatch: pytest.MonkeyPatch, *wheels: Path) -> None:
     digests = frozenset(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
     expected = {version: replace(release, digests=digests) for version, release in RELEASES.items()}
     monkeypatch.setattr(wheels_of_servers, "RELEASES", expected)
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place where pip looks for wheels during the test; it does not exist yet."""
-    folder = tmp_path / "wheels"
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.delenv(VERSION_VARIABLE, raising=False)  # of the server that the suite is run on
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
 
 
 SMALL = (
@@ -77,7 +53,7 @@ SMALL = (
 @pytest.fixture
 def small_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only wheel, and the one that is expected."""
-    wheel = make_wheel(wheels, *SMALL)
+    wheel = server_wheel(wheels, *SMALL)
     expect(monkeypatch, wheel)
     return wheel
 
@@ -104,30 +80,22 @@ def test_the_folder_is_the_one_that_is_named_or_in_the_users_cache(
 
 
 @pytest.mark.usefixtures("small_wheel")
-def test_install_lays_out_the_server_its_libraries_and_the_backend_with_this_pythons_stub(tmp_path: Path) -> None:
-    installation = install(tmp_path / "a" / "server")
+def test_install_lays_out_the_server_its_libraries_and_this_pythons_stub_though_two_do_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        installation, other = threads.map(install, [tmp_path / "a" / "server"] * 2)
+    assert installation.is_complete
+    assert other == installation
     folder = installation.folder
     assert os.access(installation.binary, os.X_OK)
     assert os.access(installation.backends / "python" / "triton_python_backend_stub", os.X_OK)
     assert list((tmp_path / "a").iterdir()) == [folder]
     files = {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+    of_the_server = ("bin/tritonserver", *(f"backends/python/{name}" for name in BACKEND if "stub" not in name))
     assert files == {
-        "bin/tritonserver": "pytriton/tritonserver/bin/tritonserver",
+        **{name: f"pytriton/tritonserver/{name}" for name in of_the_server},
         "lib/libb64.so": "nvidia_pytriton.libs/libb64.so",
-        "backends/python/libtriton_python.so": "pytriton/tritonserver/backends/python/libtriton_python.so",
-        "backends/python/triton_python_backend_utils.py": (
-            "pytriton/tritonserver/backends/python/triton_python_backend_utils.py"
-        ),
         "backends/python/triton_python_backend_stub": f"{STUBS}/{PYTHON}/triton_python_backend_stub",
     }
-
-
-@pytest.mark.usefixtures("small_wheel")
-def test_two_may_install_to_the_same_folder_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        installations = list(threads.map(install, [tmp_path / "a" / "server"] * 2))
-    assert all(installation.is_complete for installation in installations)
-    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "server"]
 
 
 @pytest.mark.usefixtures("wheels")
@@ -145,12 +113,12 @@ def no_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def no_stub(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     stubs = [f"{STUBS}/{python}/triton_python_backend_stub" for python in ("3.100", "2.7", "3.8")]
-    expect(monkeypatch, make_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/", *stubs))
+    expect(monkeypatch, server_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/", *stubs))
     return re.escape(f"no stub for Python {PYTHON}; it has them for 2.7, 3.8, 3.100:")
 
 
 def another_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    digest = hashlib.sha256(make_wheel(wheels, *SMALL).read_bytes()).hexdigest()
+    digest = hashlib.sha256(server_wheel(wheels, *SMALL).read_bytes()).hexdigest()
     return f"is not the one .* its SHA-256 is {digest}, expected .* or .*; check which"
 
 
@@ -164,7 +132,7 @@ def test_a_wheel_that_will_not_do_is_an_error_of_the_machine_and_leaves_nothing(
 
 
 def test_versions_are_installed_side_by_side(wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    expect(monkeypatch, *[make_wheel(wheels, *SMALL, version=version) for version in RELEASES])
+    expect(monkeypatch, *[server_wheel(wheels, *SMALL, version=version) for version in RELEASES])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
     folders = [install(version=version).folder for version in RELEASES]
@@ -177,10 +145,8 @@ def test_the_environment_names_a_version_that_there_is(tmp_path: Path, monkeypat
     monkeypatch.setenv(VERSION_VARIABLE, "0.5.0")
     assert default_folder() == default_folder("0.5.0")
     assert find_release().triton == "2.41.0"
-    expected = (
-        "no server '2.51.0' to install; expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
-    )
-    with pytest.raises(MachineError, match=re.escape(expected)):
+    expected = r"no server '2.51.0' to install; expected .*'s 0.5.0 \(Triton 2.41.0\) or 0.7.0 \(Triton 2.51.0\)"
+    with pytest.raises(MachineError, match=expected):
         install(tmp_path / "server", version="2.51.0")
 
 
@@ -196,9 +162,8 @@ def test_the_servers_environment_finds_this_interpreter_and_its_libraries_first(
 
 @pytest.mark.parametrize(("given", "found"), [("/opt/cuda/lib", ["/opt/cuda/lib"]), ("", []), (None, [])])
 def test_libraries_on_the_launchers_path(given: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if given is None:
-        monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    else:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    if given is not None:
         monkeypatch.setenv("LD_LIBRARY_PATH", given)
     assert install().environment()["LD_LIBRARY_PATH"].split(":")[2:] == found
 
@@ -238,30 +203,19 @@ def stub_of(server: Installation) -> Path:
     return server.backends / "python" / "triton_python_backend_stub"
 
 
+GLIBC: Final = "/lib/libc.so.6: version `GLIBC_2.99' not found"
 BROKEN: Final[list[tuple[Callable[[Installation], object], str]]] = [
     (lambda server: shutil.rmtree(server.folder / "bin"), "is not a server's folder: it has no bin/tritonserver"),
     (is_of_another_architecture, r"bin/tritonserver cannot be executed here \(Exec format error\): is it built for "),
-    (
-        lambda server: program(server.binary, "usage: x"),
-        "is not a tritonserver: asked for its version, it says 'usage: x'",
-    ),
+    (lambda server: program(server.binary, "usage: x"), "asked for its version, it says 'usage: x'"),
     (lambda server: server.binary.chmod(0o644), r"bin/tritonserver may not be executed: chmod \+x it"),
-    (
-        lambda server: shutil.copy(install().binary, server.binary),  # without the libraries beside it
+    (  # without the libraries beside it
+        lambda server: shutil.copy(install().binary, server.binary),
         r"bin/tritonserver cannot be loaded: lib\S+\.so\S*: cannot open .*; install it, or put it into ",
     ),
-    (
-        lambda server: program(server.binary, "x: /lib/libc.so.6: version `GLIBC_2.99' not found (required by it)"),
-        "built on a newer system than this: /lib/libc.so.6: version `GLIBC_2.99' not found",
-    ),
-    (
-        lambda server: shutil.rmtree(server.backends),
-        "is Triton 2.99.1dev without Python backend: no backends/python/libtriton_python.so",
-    ),
-    (
-        lambda server: stub_of(server).unlink(),
-        "is Triton 2.99.1dev without Python backend: no backends/python/triton_python_backend_stub",
-    ),
+    (lambda server: program(server.binary, f"x: {GLIBC} (by it)"), f"built on a newer system than this: {GLIBC}"),
+    (lambda server: shutil.rmtree(server.backends), "is Triton 2.99.1dev without Python backend: no .*/libtriton_p"),
+    (lambda server: stub_of(server).unlink(), "is Triton 2.99.1dev without Python backend: no .*/triton_python_b"),
     (
         lambda server: program(stub_of(server), "libpython3.8.so.1.0"),
         rf"runs Python 3\.8, and this is Python {PYTHON}: use that one, or put a stub for ",
@@ -280,10 +234,14 @@ def test_a_folder_that_will_not_do_is_told_in_a_line(
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_folder_that_will_do_is_taken(server: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_will_do_is_taken_and_has_what_its_triton_and_older_ones_have(
+    server: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(server.folder))
     assert install() == server
     assert server.triton == "2.99.1dev"
+    assert all(map(server.is_at_least, ("2.98", "2.9", "2.99.1")))
+    assert not any(map(server.is_at_least, ("2.99.2", "2.100", "3")))
 
 
 def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,12 +249,3 @@ def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatc
     installation = Installation(install().folder)
     installation.check()
     assert installation.triton == find_release().triton == install().triton
-
-
-@pytest.mark.parametrize(
-    ("triton", "is_there"),
-    [("2.41", True), ("2.9", True), ("2.41.0", True), ("2.41.1", False), ("2.46", False), ("3", False)],
-)
-def test_a_server_has_what_its_triton_and_older_ones_have(server: Installation, triton: str, is_there: bool) -> None:
-    program(server.binary, tells("2.41.0dev"))
-    assert server.is_at_least(triton) is is_there

@@ -16,7 +16,7 @@ from shm_backend_utils.server import EmbeddedServer, Installation, find_gpus
 from shm_backend_utils.server.install import default_folder
 from shm_backend_utils.server.preflight import GpuFinding, read_facts
 from shm_backend_utils.testing.fake_cuda.driver import library
-from tests.unit.harness.folders import folder_of
+from tests.unit.harness.folders import FINE, folder_of
 
 CONFIG = 'backend: "python" instance_group [ { kind: KIND_GPU } ]'
 FACTS: dict[str, Any] = {
@@ -36,7 +36,6 @@ NO_LIBRARY: dict[str, Any] = {
     "has_device_files": False,
     "bindings": "13.0.3",
 }
-IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 
 def has_driver() -> bool:
@@ -54,19 +53,12 @@ def with_fake() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(library().parent)}
 
 
-built_for_gpus = pytest.mark.skipif(
-    not list(Installation(default_folder()).libraries.glob("libcudart*")), reason="the server was built without CUDA"
-)
 without_driver = pytest.mark.skipif(has_driver(), reason="there is a driver here")
 
 
 def test_a_gpu_that_models_see_is_named_with_its_versions() -> None:
-    assert read_facts(FACTS, {}) == GpuFinding(
-        ("NVIDIA H200",),
-        has_driver=True,
-        is_ready=True,
-        text="models see NVIDIA H200 (CUDA 13.0, release 580.95, cuda-bindings 13.0.3)",
-    )
+    text = "models see NVIDIA H200 (CUDA 13.0, release 580.95, cuda-bindings 13.0.3)"
+    assert read_facts(FACTS, {}) == GpuFinding(("NVIDIA H200",), has_driver=True, is_ready=True, text=text)
 
 
 @pytest.mark.parametrize(
@@ -94,22 +86,17 @@ def test_each_reason_for_none_has_its_remedy(facts: dict[str, Any], environment:
     assert not finding.is_ready
 
 
-@pytest.mark.parametrize(
-    ("facts", "is_ready", "words"),
-    [
-        ({"bindings": ""}, False, "models see NVIDIA H200, but their Python has no cuda-bindings"),
-        ({"backend_finds_it": False}, True, "Triton's Python backend looks for libcuda.so"),
-        ({"devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, True, "only with clients on the same instance"),
-    ],
-)
-def test_a_gpu_that_is_not_quite_fine_is_named_with_why(facts: dict[str, Any], is_ready: bool, words: str) -> None:
-    finding = read_facts({**FACTS, **facts}, {})
-    assert len(finding.devices) == 1
-    assert words in finding.text
-    assert finding.is_ready is is_ready
+NOT_QUITE_FINE: list[tuple[dict[str, Any], bool, str]] = [
+    ({"bindings": ""}, False, "models see NVIDIA H200, but their Python has no cuda-bindings"),
+    ({"backend_finds_it": False}, True, "Triton's Python backend looks for libcuda.so"),
+    ({"devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, True, "only with clients on the same instance"),
+]
 
 
-# --- by a process
+def test_a_gpu_that_is_not_quite_fine_is_named_with_why() -> None:
+    for facts, is_ready, words in NOT_QUITE_FINE:
+        finding = read_facts({**FACTS, **facts}, {})
+        assert (len(finding.devices), words in finding.text, finding.is_ready) == (1, True, is_ready)
 
 
 @without_driver
@@ -137,10 +124,12 @@ def test_a_process_that_dies_or_does_not_start_is_told() -> None:
     assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
 
 
-@built_for_gpus
+@pytest.mark.skipif(
+    not list(Installation(default_folder()).libraries.glob("libcudart*")), reason="the server was built without CUDA"
+)
 @without_driver
 def test_a_server_that_does_not_start_for_lack_of_a_gpu_says_what_to_do(tmp_path: Path) -> None:
-    folder_of(tmp_path / "models", IDLE_MODEL, CONFIG)
+    folder_of(tmp_path / "models", FINE, CONFIG)
     with pytest.raises(MachineError, match="has kind KIND_GPU but no GPUs are available") as failure:
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own")
     assert "models see no GPU: there is no NVIDIA driver here" in str(failure.value)
@@ -153,6 +142,6 @@ def test_the_environment_of_a_server_that_runs_is_asked(
     # Older than the CUDA that the server was built for, so that it says that there is none, and goes on.
     monkeypatch.setenv("SHM_FAKE_CUDA_DRIVER_VERSION", "11000")
     monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
-    folder_of(tmp_path / "models", IDLE_MODEL, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    folder_of(tmp_path / "models", FINE, CONFIG.replace("KIND_GPU", "KIND_CPU"))
     with EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own") as server:
         assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.server import EmbeddedServer, install, launch
 from shm_backend_utils.server.install import install_numpy, make_environment, needs_numpy_1
 from tests.releases import has_models_without_sessions
+from tests.server.conftest import make_wheel
+from tests.unit.harness.folders import folder_of
 
 WORDS = Path(__file__).parents[1] / "models" / "words"
 CONFIG = """
@@ -66,10 +67,7 @@ class TritonPythonModel:
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A server that was told nothing of NumPy, with a model of pb_utils alone and one with a ShmSession."""
     folder = tmp_path_factory.mktemp("server")
-    model = folder / "models" / "stock" / "1"
-    model.mkdir(parents=True)
-    (model / "model.py").write_text(MODEL)
-    (model.parent / "config.pbtxt").write_text(CONFIG)
+    folder_of(folder / "models", MODEL, CONFIG, "stock")
     shutil.copytree(WORDS, folder / "models" / "words", ignore=shutil.ignore_patterns("__pycache__"))
     with EmbeddedServer.start(folder / "models", log_file=folder / "server.log") as server:
         yield server
@@ -114,27 +112,12 @@ def test_an_environment_has_the_other_numpy_and_all_else_of_this_one(tmp_path: P
     assert found.stdout.split() == ["another", str(tmp_path / "environment"), pytest.__file__]
 
 
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only place where pip looks for wheels during the test; it is empty."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
 def test_numpy_is_installed_once_and_nothing_is_left_beside_it(wheels: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheels / "numpy-1.26.4-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("numpy-1.26.4.dist-info/METADATA", "Metadata-Version: 2.1\nName: numpy\nVersion: 1.26.4\n")
-        wheel.writestr("numpy-1.26.4.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("numpy-1.26.4.dist-info/RECORD", "")
-        wheel.writestr("numpy/__init__.py", "")
+    wheel = make_wheel(wheels, "numpy", "1.26.4", "numpy/LICENSE.txt")
     folder = install_numpy(tmp_path / "server" / "numpy")
     assert {path.name for path in folder.iterdir()} == {"numpy", "numpy-1.26.4.dist-info"}
     assert list(folder.parent.iterdir()) == [folder]
-    (wheels / "numpy-1.26.4-py3-none-any.whl").unlink()
+    wheel.unlink()
     assert install_numpy(folder) == folder
 
 

@@ -15,8 +15,9 @@ import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.served import Served
 
 PATIENCE_S = 10
 DRIVER = FakeDriver.load()
@@ -26,9 +27,9 @@ def double(x, y):
     np.multiply(x, 2, out=y)
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.outputs = [output["name"] for output in json.loads(args["model_config"])["output"]]
         self.launched = self.finished = 0
         self.kept = None
@@ -41,9 +42,6 @@ class TritonPythonModel:
     def stream(self) -> int:
         return self.runtime.create_stream(0)
 
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
     def infer(self, call: Call) -> None:
         getattr(self, f"do_{call.parameters['deed']}")(call)
 
@@ -53,7 +51,7 @@ class TritonPythonModel:
         if "stream" in vars(self):  # in a harness, the process goes on
             self.runtime.destroy_stream(self.stream, 0)
         before = DRIVER.live()
-        self.session.close()
+        super().finalize()
         after = DRIVER.live()._replace(streams=0)
         pb_utils.Logger.log_info(f"closed the session: {before} became {after}, {DRIVER.violations()}")
 

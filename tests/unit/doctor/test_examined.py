@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -15,23 +16,11 @@ from shm_backend_utils.cli import main
 from shm_backend_utils.cli.doctor import checkup, examine, model_checks, server_checks
 from shm_backend_utils.cli.doctor.checkup import Finding
 from shm_backend_utils.cli.doctor.model_checks import finding_of_refusal
-from shm_backend_utils.client.errors import (
-    DeadlineExceededError,
-    InferenceError,
-    ServerUnavailableError,
-    TlsError,
-    UnknownHostError,
-)
+from shm_backend_utils.client import errors as client_errors
+from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.paths.choice import ProbeAnswer
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
-from shm_backend_utils.errors import (
-    ProbedError,
-    RegionGoneError,
-    RegionRefusedError,
-    TableError,
-    VersionError,
-    refusal,
-)
+from shm_backend_utils.errors import ProbedError, RegionGoneError, RegionRefusedError, TableError, VersionError, refusal
 from shm_backend_utils.memory.machine import process_facts
 from shm_backend_utils.model_spec import CARRIER_LINE, PATHS_LINE, ModelSpec
 from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
@@ -69,21 +58,21 @@ def codes(server: Server, model: str | None = None) -> set[str]:
     return {each.trouble.code for each in examine(server, model).findings}
 
 
-def writes(report: bytes, *, completes: bool = True) -> Callable[[Order], Any]:
-    """Return what claims to answer a probe, and writes this."""
+def writes(report: bytes | Callable[[bytes], bytes], *, completes: bool = True) -> Callable[[Order], Any]:
+    """Return what claims to answer a probe, and writes this; or what this makes of the nonce."""
 
     def answer(order: Order) -> Any:
         address = parse_address(order.parameters[SLOT_PARAMETER])
-        region = open_region(address.key, address.token)
-        try:
+        with contextlib.closing(open_region(address.key, address.token)) as region:
             data = bytes(region.record(0).request)
             assert is_probe(data)
-            found = decode_probe(data, region.data_offset, region.header.byte_size)
-            region.bytes()[found.report.offset : found.report.offset + len(report)] = np.frombuffer(report, np.uint8)
+            found, memory = decode_probe(data, region.data_offset, region.header.byte_size), region.bytes()
+            nonce = memory[found.nonce.offset : found.nonce.offset + found.nonce.byte_size].tobytes()
+            text = report if isinstance(report, bytes) else report(nonce)
+            memory[found.report.offset : found.report.offset + len(text)] = np.frombuffer(text, np.uint8)
             if completes:
                 region.record(0).complete(order.parameters[GENERATION_PARAMETER], bytes(8))
-        finally:
-            region.close()
+            del memory
         raise ANSWERED
 
     return answer
@@ -91,19 +80,9 @@ def writes(report: bytes, *, completes: bool = True) -> Callable[[Order], Any]:
 
 def reports(told: dict[str, Any] | bytes) -> Callable[[Order], Any]:
     """Return what answers a probe with a report on its nonce, and with whatever else; or with these bytes."""
-
-    def answer(order: Order) -> Any:
-        address = parse_address(order.parameters[SLOT_PARAMETER])
-        region = open_region(address.key, address.token)
-        try:
-            found = decode_probe(bytes(region.record(0).request), region.data_offset, region.header.byte_size)
-            nonce = region.bytes()[found.nonce.offset : found.nonce.offset + found.nonce.byte_size].tobytes()
-        finally:
-            region.close()
-        text = told if isinstance(told, bytes) else json.dumps({"digest": digest_of(nonce), **told}).encode()
-        return writes(text)(order)
-
-    return answer
+    if isinstance(told, bytes):
+        return writes(told)
+    return writes(lambda nonce: json.dumps({"digest": digest_of(nonce), **told}).encode())
 
 
 def lives(order: Order) -> Any:
@@ -209,23 +188,22 @@ def test_what_is_not_examined_in_time_is_named(monkeypatch: pytest.MonkeyPatch) 
 GONE: Final = refusal(RegionGoneError("shm_slot is handed over by nobody"))
 NOT_MINE: Final = refusal(RegionRefusedError("shm_slot", "it belongs to user 4711; add it to SHM_ALLOWED_UIDS"))
 ELSEWHERE: Final = "192.0.2.1"
-SAID: Final = {
-    "other-protocol": (refusal(VersionError("1", 2)), "localhost"),
-    "dead-stub": ("Failed to process the request(s) for model 'm_0': Stub process 'm_0' is not healthy.", "localhost"),
-    "other-machine": (GONE, ELSEWHERE),
-    "other-namespace": (GONE, "localhost"),
-    "other-user": (NOT_MINE, "localhost"),
-    "refused": (refusal(RegionRefusedError("shm_slot", "it has holes")), "localhost"),
-    "no-session": ("KeyError: 'X'", "localhost"),
-    "model-busy": ("[request id: <id_unknown>] Exceeds maximum queue size", "localhost"),
-}
+SAID: Final = [
+    ("other-protocol", refusal(VersionError("1", 2)), "localhost"),
+    ("dead-stub", "Failed to process the request(s) for model 'm_0': Stub process 'm_0' is not healthy.", "localhost"),
+    ("other-machine", GONE, ELSEWHERE),
+    ("other-namespace", GONE, "localhost"),
+    ("other-user", NOT_MINE, "localhost"),
+    ("refused", refusal(RegionRefusedError("shm_slot", "it has holes")), "localhost"),
+    ("no-session", "KeyError: 'X'", "localhost"),
+    ("model-busy", "[request id: <id_unknown>] Exceeds maximum queue size", "localhost"),
+]
 UUID: Final = "ab" * 16
 ANOTHER: Final = "cd" * 16
 
 
-@pytest.mark.parametrize("code", SAID)
-def test_a_refusal_has_one_meaning(code: str) -> None:
-    text, host = SAID[code]
+@pytest.mark.parametrize(("code", "text", "host"), SAID)
+def test_a_refusal_has_one_meaning(code: str, text: str, host: str) -> None:
     found = finding_of_refusal(ProbeAnswer(None, text), ProbeAnswer(None, text), host, "m")
     assert (found.trouble.code, found.model) == (code, "m")
 
@@ -236,8 +214,8 @@ def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone
 
 
 NOT_REACHED: Final = {
-    "unknown-host": UnknownHostError("this machine cannot resolve the host name in x"),
-    "tls": TlsError("no TLS connection"),
+    "unknown-host": client_errors.UnknownHostError("this machine cannot resolve the host name in x"),
+    "tls": client_errors.TlsError("no TLS connection"),
     "no-answer": DeadlineExceededError("the server did not answer before the deadline"),
     "not-triton": InferenceError("x answered '<html>', which is not an answer of Triton's", "404"),
     "wrong-port": ServerUnavailableError("the server at x speaks HTTP, and not gRPC"),
@@ -275,17 +253,16 @@ def spec_of(**more: Any) -> ModelSpec:
     return ModelSpec.from_config(config("m", **more))
 
 
-REPORTS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "other-version": ({"version": "0.0.1"}, {}),
-    "numpy-2-old-stub": ({"stub_reads_numpy": False}, {}),
-    "numpy-2-strings": ({"stub_reads_numpy": False}, {"dtype": "TYPE_STRING"}),
-    "names-unusable": ({"knows_server": False}, {}),
-}
+REPORTS: Final = [
+    ("other-version", {"version": "0.0.1"}, {}),
+    ("numpy-2-old-stub", {"stub_reads_numpy": False}, {}),
+    ("numpy-2-strings", {"stub_reads_numpy": False}, {"dtype": "TYPE_STRING"}),
+    ("names-unusable", {"knows_server": False}, {}),
+]
 
 
-@pytest.mark.parametrize("code", REPORTS)
-def test_a_report_is_compared(code: str) -> None:
-    told, more = REPORTS[code]
+@pytest.mark.parametrize(("code", "told", "more"), REPORTS)
+def test_a_report_is_compared(code: str, told: dict[str, Any], more: dict[str, Any]) -> None:
     report = {"version": __version__, "stub_reads_numpy": True, "knows_server": True, "numpy": "2.1"}
     assert codes_of(model_checks.findings_in_report(spec_of(**more), report)) == []
     assert codes_of(model_checks.findings_in_report(spec_of(**more), {**report, **told})) == [code]
@@ -294,28 +271,21 @@ def test_a_report_is_compared(code: str) -> None:
 HERE: Final = process_facts()
 ANOTHER_PID: Final[dict[str, Any]] = {"namespaces": {**HERE["namespaces"], "pid": 1}}
 SEES: Final[dict[str, Any]] = {"gpus": {"uuids": [UUID], "obstacle": ""}}
-GPUS: Final[dict[str, tuple[model_checks.ClientGpus, dict[str, Any], list[str]]]] = {
-    "nothing": (model_checks.ClientGpus((UUID,)), SEES, []),
-    "no client of GPUs": (model_checks.ClientGpus(), SEES, []),
-    "model": (
-        model_checks.ClientGpus((UUID,)),
-        {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}},
-        ["driver-not-seen"],
-    ),
-    "client": (model_checks.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
-    "another": (model_checks.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
-    "instances": (
-        model_checks.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
-        {**SEES, "visible_devices": {"CUDA_VISIBLE_DEVICES": f"MIG-{UUID}"}},
-        ["mig"],
-    ),
-    "processes": (model_checks.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
-}
+ON_MIG: Final = model_checks.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"})
+ON_GPU: Final = model_checks.ClientGpus((UUID,))
+GPUS: Final[list[tuple[model_checks.ClientGpus, dict[str, Any], list[str]]]] = [
+    (ON_GPU, SEES, []),
+    (model_checks.ClientGpus(), SEES, []),
+    (ON_GPU, {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}}, ["driver-not-seen"]),
+    (model_checks.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
+    (model_checks.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
+    (ON_MIG, {**SEES, "visible_devices": {"CUDA_VISIBLE_DEVICES": f"MIG-{UUID}"}}, ["mig"]),
+    (ON_GPU, {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
+]
 
 
-@pytest.mark.parametrize("case", GPUS)
-def test_gpus_are_compared(case: str) -> None:
-    client, report, expected = GPUS[case]
+@pytest.mark.parametrize(("client", "report", "expected"), GPUS)
+def test_gpus_are_compared(client: model_checks.ClientGpus, report: dict[str, Any], expected: list[str]) -> None:
     assert codes_of(model_checks.findings_on_gpus(config("m"), client, report, HERE)) == expected
 
 

@@ -18,6 +18,7 @@ from shm_backend_utils.cli.doctor.checkup import Checkup, Finding
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.troubles import Trouble
 from shm_backend_utils.protocol.layout import VERSION
+from tests.unit.harness.folders import folder_of
 from tests.unit.test_source_files import device, huge, pipe
 
 PACKAGE = Path(shm_backend_utils.__file__).parent
@@ -36,23 +37,12 @@ class TritonPythonModel:
         self.session = ShmSession.from_args(args)
 """
 STOCK = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
-COMPLETING = (
-    CODE
-    + """
-    @staticmethod
-    def auto_complete_config(config):
-        return config
-"""
-)
+COMPLETING = f"{CODE}\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.py").write_text(CODE)
-    (folder / "config.pbtxt").write_text(CONFIG)
-    return folder
+    return folder_of(tmp_path, CODE, CONFIG)
 
 
 @pytest.fixture
@@ -93,11 +83,9 @@ def test_nothing_is_wrong_with_a_fine_one_that_has_a_copy_nor_with_any_of_our_sa
 @pytest.mark.parametrize("place", ["nothing", "m/config.pbtxt", "empty"])
 def test_what_is_no_model_and_no_repository(model: Path, place: str) -> None:
     (model.parent / "empty").mkdir()
-    ((trouble, found, name),) = [
-        (each.trouble, each.found, each.model) for each in findings_in_folder(model.parent / place)
-    ]
-    assert (trouble, name) == (Trouble.NOT_A_MODEL, "")
-    assert found.startswith(str(model.parent / place))
+    (finding,) = findings_in_folder(model.parent / place)
+    assert (finding.trouble, finding.model) == (Trouble.NOT_A_MODEL, "")
+    assert finding.found.startswith(str(model.parent / place))
 
 
 def test_of_a_repository_each_model_is_examined(model: Path) -> None:
@@ -175,10 +163,7 @@ WRONG: list[tuple[Files, Trouble, str]] = [
     ),
     *(
         (coded(code, PLAIN.replace(" optional: true", "")), Trouble.ORDINARY_MODEL, "")
-        for code in (
-            *(STOCK, STOCK.replace(":", "(Base):", 1)),
-            "import nn\nclass Net(nn.Module): pass\n" + STOCK,
-        )
+        for code in (*(STOCK, STOCK.replace(":", "(Base):", 1)), "import nn\nclass Net(nn.Module): pass\n" + STOCK)
     ),
     *(
         (inferring(line), Trouble.UNKNOWN_NAME, found)
@@ -281,25 +266,18 @@ def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytes
     assert only(findings_in_folder(model), Trouble.UNREADABLE).endswith(f"{place}: Permission denied")
 
 
-# A folder may hold anything under the names that are looked for
-
-
 def codes(folder: Path) -> set[str]:
     return {finding.trouble.code for finding in findings_in_folder(folder)}
 
 
 @pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("name", ["config.pbtxt", "1/model.py"])
-def test_what_is_no_file(name: str, make: Callable[[Path], None], model: Path) -> None:
-    (model / name).unlink()
-    make(model / name)
-    assert codes(model) & {"unreadable", "no-model-code"}
-
-
-@pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: Path) -> None:
+def test_what_is_no_file_is_not_read(make: Callable[[Path], None], model: Path) -> None:
     make(model / "1" / "helper.py")
     assert codes(model) == set()
+    for name in ("1/model.py", "config.pbtxt"):
+        (model / name).unlink()
+        make(model / name)
+        assert codes(model) & {"unreadable", "no-model-code"}
 
 
 def test_code_is_not_run(model: Path, tmp_path: Path) -> None:
@@ -318,16 +296,15 @@ def test_what_the_parser_warns_of_is_not_printed(model: Path, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[" * 100_000,
-        "input { " * 5000,
-        f'parameters {{ key: "SHM_ALLOWED_UIDS" value {{ string_value: "{"9" * 5000}" }} }}',
-        f'default_model_filename: "{"x" * 5000}"',
-    ],
-    ids=["brackets", "deep", "a long number", "a long name"],
-)
+LONG = [
+    "[" * 100_000,
+    "input { " * 5000,
+    f'parameters {{ key: "SHM_ALLOWED_UIDS" value {{ string_value: "{"9" * 5000}" }} }}',
+    f'default_model_filename: "{"x" * 5000}"',
+]
+
+
+@pytest.mark.parametrize("line", LONG, ids=["brackets", "deep", "a long number", "a long name"])
 def test_a_configuration_that_no_parser_likes(line: str, model: Path) -> None:
     with (model / "config.pbtxt").open("a") as file:
         file.write(line)

@@ -67,29 +67,25 @@ def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:
     return text
 
 
+MEMBERS: Final = ("version", "numpy", "namespaces", "gpus", "visible_devices", "knows_server")
+OF_CONFIGURATIONS: Final = ("input", "output", "parameters", "instance_group", "platform", "response_cache")
+OF_INPUTS: Final = ("name", "dims", "data_type", "optional")
+
+
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-@pytest.mark.parametrize("member", ["version", "numpy", "namespaces", "gpus", "visible_devices", "knows_server"])
-def test_a_report_with_anything_in_it(member: str, value: Any) -> None:
-    told = {"version": shm_backend_utils.__version__, member: value}
-    assert "model m" in text_of(ON_GPUS, report=told)
+@pytest.mark.parametrize("field", [*MEMBERS, *OF_CONFIGURATIONS, *OF_INPUTS])
+def test_a_report_and_a_configuration_with_anything_in_it(field: str, value: Any) -> None:
+    if field in MEMBERS:
+        assert "model m" in text_of(ON_GPUS, report={"version": shm_backend_utils.__version__, field: value})
+        return
+    made = config("m")
+    made |= {field: value} if field in OF_CONFIGURATIONS else {"input": [{**made["input"][0], field: value}]}
+    text_of(made, report={})
 
 
 @pytest.mark.parametrize("report", [b"[" * 16000, b"1" * 16000, b"\xff" * 16000], ids=["deep", "long", "no UTF-8"])
 def test_a_report_that_no_parser_likes(report: bytes) -> None:
     assert "wrong-report" in text_of(config("m"), report=report)
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-@pytest.mark.parametrize("field", ["input", "output", "parameters", "instance_group", "platform", "response_cache"])
-def test_a_configuration_with_anything_in_it(field: str, value: Any) -> None:
-    text_of({**config("m"), field: value}, report={})
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-@pytest.mark.parametrize("field", ["name", "dims", "data_type", "optional"])
-def test_an_input_with_anything_in_it(field: str, value: Any) -> None:
-    made = config("m")
-    text_of({**made, "input": [{**made["input"][0], field: value}]}, report={})
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a/b", "%s", "a\nb", "x" * 300])
@@ -196,10 +192,7 @@ def test_a_version_that_has_not_loaded_beside_one_that_has() -> None:
             assert found == [f"version 2 is UNAVAILABLE: {reason}"]
 
 
-NO_REGIONS: Final = [errno.EROFS, errno.EACCES, errno.ENOENT]
-
-
-@pytest.mark.parametrize("number", NO_REGIONS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOENT], ids=errno.errorcode.get)
 def test_a_dev_shm_of_ones_own_that_takes_nothing(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     really_make = SlotRegion.__init__
 

@@ -20,22 +20,13 @@ POOL = "triton_python_backend_shm_region_0123"
 
 @pytest.fixture(autouse=True)
 def folder(own_shm: Path, own_proc: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    give_memory(monkeypatch)
+    give_memory(monkeypatch, total=8 * GIB, free=8 * GIB, memory=16 * GIB, available=8 * GIB)
     return own_shm
 
 
-def give_memory(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    shm: int = 8 * GIB,
-    free: float = 8 * GIB,
-    most: int = 16 * GIB,
-    left: float = 8 * GIB,
-) -> None:
-    monkeypatch.setattr(server_checks, "total_bytes", lambda: shm)
-    monkeypatch.setattr(server_checks, "memory_bytes", lambda: most)
-    monkeypatch.setattr(server_checks, "free_bytes", lambda: free)
-    monkeypatch.setattr(server_checks, "available_bytes", lambda: left)
+def give_memory(monkeypatch: pytest.MonkeyPatch, **amounts: int) -> None:
+    for name, amount in amounts.items():
+        monkeypatch.setattr(server_checks, f"{name}_bytes", lambda amount=amount: amount)
 
 
 def only(trouble: Trouble) -> str:
@@ -65,15 +56,15 @@ def test_dev_shm_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_dockers_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_memory(monkeypatch, shm=64 * MIB, free=60 * MIB)
+    give_memory(monkeypatch, total=64 * MIB, free=60 * MIB)
     assert only(Trouble.DEV_SHM_SMALL).endswith("has 64 MiB; expected 256 MiB or more")
 
 
 @pytest.mark.parametrize(("shm", "free", "enough"), [(GIB, 50 * MIB, 200 * MIB), (64 * GIB, GIB - 1, 2 * GIB)])
 def test_dev_shm_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, shm: int, free: int, enough: int) -> None:
-    give_memory(monkeypatch, shm=shm, free=free, most=64 * GIB)
+    give_memory(monkeypatch, total=shm, free=free, memory=64 * GIB)
     assert " left of " in only(Trouble.DEV_SHM_FULL)
-    give_memory(monkeypatch, shm=shm, free=enough, most=64 * GIB)
+    give_memory(monkeypatch, total=shm, free=enough, memory=64 * GIB)
     assert findings_on_machine() == []
 
 
@@ -82,19 +73,14 @@ def test_a_region_of_a_dead_owner() -> None:
     assert only(Trouble.STALE_REGIONS) == "1 with 8 KiB, the oldest of them 0 s old"
 
 
-def test_a_pool_that_nobody_has_mapped(folder: Path, own_proc: Path) -> None:
+def test_a_pool_that_nobody_has_mapped_and_one_that_a_server_has(folder: Path, own_proc: Path) -> None:
     (folder / POOL).write_bytes(bytes(2 * MIB))
     show_process(own_proc, 7, "python3", "7f0000000000-7f0000001000 r--p 00000000 fe:00 1234       /usr/bin/python3\n")
     assert only(Trouble.LEFTOVER_POOLS) == "1 of 1, with 2 MiB"
-
-
-def test_a_pool_that_a_server_has_mapped(folder: Path, own_proc: Path) -> None:
-    (folder / POOL).write_bytes(bytes(MIB))
     status = (folder / POOL).stat()
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}"
-    show_process(
-        own_proc, 7, "tritonserver", f"7f0000000000-7f0000100000 rw-s 00000000 {place}       {folder / POOL}\n"
-    )
+    maps = f"7f0000000000-7f0000200000 rw-s 00000000 {place}       {folder / POOL}\n"
+    show_process(own_proc, 8, "tritonserver", maps)
     assert findings_on_machine() == []
 
 
@@ -106,10 +92,9 @@ def test_a_pool_that_a_server_of_another_user_may_have_mapped(
 ) -> None:
     (folder / POOL).write_bytes(bytes(MIB))
     show_process(own_proc, 7, hidden, None)
-    refuse = PermissionError("another user's")
 
     def fail(_: Path) -> list[shared_memory.MappedObject]:
-        raise refuse
+        raise PermissionError("another user's")
 
     monkeypatch.setattr(shared_memory, "_mapped", fail)
     assert [found.trouble.code for found in findings_on_machine()] == codes
@@ -117,5 +102,5 @@ def test_a_pool_that_a_server_of_another_user_may_have_mapped(
 
 @pytest.mark.parametrize("left", [100 * MIB, 0, -5])
 def test_hardly_any_memory_left(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
-    give_memory(monkeypatch, left=left)
+    give_memory(monkeypatch, available=left)
     assert only(Trouble.LITTLE_MEMORY).endswith("of 16 GiB is still available")

@@ -69,17 +69,17 @@ class Host:
         raise TritonModelException("not today")
 
 
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
 class Sink:
     def __init__(self) -> None:
         self.taken: list[tuple[Any, bool]] = []
 
     def send(self, response: Any, *, is_final: bool) -> None:
         self.taken.append((response, is_final))
-
-
-@pytest.fixture
-def host() -> Host:
-    return Host()
 
 
 def delivered(host: Host, sink: Sink, parameters: Mapping[str, Any] | None = None) -> Any:

@@ -6,8 +6,6 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BAD_CODE", "SESSION", "TENSORS", "folder_of"]
-
 TENSORS: Final = """
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -21,7 +19,7 @@ class TritonPythonModel:
     def infer(self, call): call.put("Y", call.input("X").numpy())
     def finalize(self): self.session.close()
 """
-_FINE: Final = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
+FINE: Final = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
 BAD_CODE: Final = {
     "import": (
         "import nothing_such\n",
@@ -35,7 +33,8 @@ BAD_CODE: Final = {
     ),
     "syntax": ("def f(:\n", "Internal: SyntaxError: invalid syntax (model.py, line 1)", ""),
     "initialize": (
-        "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n",
+        "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
+        "    def finalize(self): self.weights.close()\n",
         "Internal: ValueError: no weights\n\nAt:\n",
         "",
     ),
@@ -50,7 +49,7 @@ BAD_CODE: Final = {
         "what to do: end auto_complete_config with return",
     ),
     "too early": (
-        f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{_FINE}",
+        f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{FINE}",
         "Internal: AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensor'\n\nAt:\n",
         "what to do: use it in methods only: a server adds Tensor",
     ),

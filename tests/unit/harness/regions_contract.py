@@ -16,8 +16,6 @@ from tritonclient.grpc import service_pb2
 from tests.releases import registers_a_key_again, takes_places_of_no_bytes
 from tests.unit.harness.wires import Answer, Wire
 
-__all__ = ["RegionsContract"]
-
 SIZE = 64
 PATIENCE_S = 20.0
 MISSING = "Unable to find shared memory region: 'q'"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import queue
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +19,10 @@ import pytest
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
 from shm_backend_utils.errors import CallerError, ClosedError
-from shm_backend_utils.testing.harness import Faults, ModelHarness, Request
+from shm_backend_utils.testing.harness import ModelHarness, Request
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.unit.gpu.fakes import wait_until
 from tests.unit.harness.folders import folder_of
-from tests.unit.harness.wires import MODELS
 
 COUNTING = """
     import numpy as np
@@ -55,15 +55,17 @@ def test_requests_can_be_given_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "why"),
+    ("requests", "config", "why"),
     [
-        ([rows(5), rows(4)], "these requests have 9 rows together, but max_batch_size of model 'm' is 8"),
-        ([rows(1), rows(1, 2)], "differ in their inputs"),
-        ([], "got no request"),
+        ([rows(5), rows(4)], CONFIG % ("", ""), "have 9 rows together, but max_batch_size of model 'm' is 8"),
+        ([rows(1), rows(1, 2)], CONFIG % ("", ""), "differ in their inputs"),
+        ([], CONFIG % ("", ""), "got no request"),
+        (rows(1), CONFIG % ("", ""), re.escape("expected a sequence of requests: execute([inputs])")),
+        ([rows(1)] * 2, CONFIG.replace("dynamic_batching { %s }", "") % "", "gets one request at a time"),
     ],
 )
-def test_what_never_comes_together_is_refused(tmp_path: Path, requests: list[dict[str, np.ndarray]], why: str) -> None:
-    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % ("", ""))) as harness:
+def test_what_never_comes_together_is_refused(tmp_path: Path, requests: Any, config: str, why: str) -> None:
+    with ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness:
         with pytest.raises(CallerError, match=why):
             harness.execute(requests)
         with pytest.raises(InferenceError, match="batch-size must be <= 8"):
@@ -84,27 +86,20 @@ def test_requests_given_together_are_for_the_model_that_they_name(tmp_path: Path
             harness.execute([Request(rows(1), version="7")])
 
 
-def test_a_model_without_a_batcher_gets_one_request_at_a_time(tmp_path: Path) -> None:
-    config = (CONFIG % ("", "")).replace("dynamic_batching {  }", "")
-    with (
-        ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness,
-        pytest.raises(CallerError, match="gets one request at a time"),
-    ):
-        harness.execute([rows(1), rows(1)])
+FOR_EVER = "max_queue_delay_microseconds: 60000000"  # nothing but a full batch ends the wait
 
 
-def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
-    delay = "max_queue_delay_microseconds: 60000000"  # nothing but a full batch ends the wait
-    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (delay, ""))) as harness:
-        with ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda _: harness.infer(rows(2))["Y"].tolist(), range(4)))
-        assert answers == [[[4, 8]]] * 4
+@pytest.mark.parametrize(("preferred", "together"), [("", 8), ("preferred_batch_size: [ 4 ] ", 4)])
+def test_requests_that_wait_at_once_come_together(tmp_path: Path, preferred: str, together: int) -> None:
+    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (preferred + FOR_EVER, ""))) as harness:
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: harness.infer(rows(1))["Y"].tolist(), range(8)))
+        assert answers == [[[together] * 2]] * 8
 
 
 def test_an_interrupt_leaves_no_request_of_its_batch_behind(tmp_path: Path) -> None:
     code = "class TritonPythonModel:\n    def execute(self, requests): raise KeyboardInterrupt\n"
-    delay = "max_queue_delay_microseconds: 60000000"
-    with ModelHarness(folder_of(tmp_path, code, CONFIG % (delay, "")), patience_s=10) as harness:
+    with ModelHarness(folder_of(tmp_path, code, CONFIG % (FOR_EVER, "")), patience_s=10) as harness:
         with ThreadPoolExecutor(2) as threads:
             calls = [threads.submit(harness.infer, rows(4)) for _ in range(2)]
         interrupted, other = sorted(
@@ -113,14 +108,6 @@ def test_an_interrupt_leaves_no_request_of_its_batch_behind(tmp_path: Path) -> N
         assert isinstance(interrupted, KeyboardInterrupt)
         assert isinstance(other, InferenceError)
         assert "execute of model 'm' was interrupted" in str(other)
-
-
-def test_a_preferred_size_is_not_exceeded(tmp_path: Path) -> None:
-    preferred = "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000"
-    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % (preferred, ""))) as harness:
-        with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda _: harness.infer(rows(1))["Y"].tolist(), range(8)))
-        assert answers == [[[4, 4]]] * 8
 
 
 def test_requests_that_come_to_a_busy_model_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,26 +156,17 @@ def harness(request: pytest.FixtureRequest, folder: Path) -> Iterator[ModelHarne
         yield made
 
 
-def in_time(act: Callable[[], object]) -> None:
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(ENOUGH_S)
-    assert not thread.is_alive()
-
-
-def test_a_client_closes_after_its_deadline(harness: ModelHarness) -> None:
+def test_a_client_that_closes_ends_its_calls_and_waits_for_none_that_is_late(
+    harness: ModelHarness, folder: Path
+) -> None:
     client = ShmClient(harness)
     with pytest.raises(DeadlineExceededError):
         client.infer("m", X, path="inline", timeout_s=0.2)
-    in_time(client.close)
-
-
-def test_a_client_that_closes_ends_its_calls(harness: ModelHarness, folder: Path) -> None:
-    client = ShmClient(harness)
-    with ThreadPoolExecutor(1) as threads:
+    (folder / "1" / "executed").unlink()
+    with ThreadPoolExecutor(2) as threads:
         call = threads.submit(client.infer, "m", X, path="inline", timeout_s=60)
         wait_until((folder / "1" / "executed").exists)
-        in_time(client.close)
+        threads.submit(client.close).result(ENOUGH_S)
         assert isinstance(call.exception(ENOUGH_S), ClosedError)
 
 
@@ -256,9 +234,6 @@ def test_harnesses_leave_the_process_as_it_was() -> None:
 def test_a_closed_harness_says_so() -> None:
     harness = ModelHarness(IDENTITY)
     assert repr(harness) == "<ModelHarness 'identity' open>"
-    client = ShmClient(harness)
-    assert repr(client) == "<ShmClient <ModelHarness 'identity' open> path=auto open>"
-    client.close()
     harness.close()
     harness.close()
     assert repr(harness) == "<ModelHarness 'identity' closed>"
@@ -270,13 +245,12 @@ def test_a_closed_harness_says_so() -> None:
 
 def test_a_harness_that_nobody_closed_is_told() -> None:
     with pytest.warns(ResourceWarning, match="the ModelHarness made"):
-        _make_and_forget()
+        _forget([ModelHarness(IDENTITY)])
 
 
-def _make_and_forget() -> None:
-    harness = ModelHarness(IDENTITY)
-    server = harness._open()
-    del harness
+def _forget(harnesses: list[ModelHarness]) -> None:
+    server = harnesses[0]._open()
+    harnesses.clear()
     gc.collect()
     server.close()
 
@@ -297,16 +271,6 @@ def test_finalize_waits_for_what_is_executed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         with ModelHarness(folder_of(tmp_path, code)) as harness:
             answer = threads.submit(harness.infer, {"X": INPUTS["INPUT0"]})
-            while not answer.running():
-                threading.Event().wait(0.001)
+            wait_until(answer.running)
             threading.Event().wait(0.05)
         assert answer.result()["Y"].tolist() == INPUTS["INPUT0"].tolist()
-
-
-def test_faults_of_real_stubs_can_be_switched_on() -> None:
-    with ModelHarness(IDENTITY, faults=Faults(is_stub_for_numpy_1=True)) as harness, ShmClient(harness) as client:
-        for path in ("direct", "inline"):  # a session does without NumPy's arrays there
-            with client.infer("identity", INPUTS, path=path) as result:
-                np.testing.assert_array_equal(result["OUTPUT0"], INPUTS["INPUT0"])
-    with ModelHarness(MODELS / "behaving", faults=Faults(is_stub_for_numpy_1=True)) as harness:
-        assert harness.infer({"X": INPUTS["INPUT0"]}, outputs=["Y"])["Y"].size == 0  # and without a word

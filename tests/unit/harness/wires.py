@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import grpc
 import numpy as np
@@ -13,8 +14,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.testing.harness import ModelHarness
-
-__all__ = ["MODELS", "Answer", "HarnessWire", "ServerWire", "Tensor", "Told", "Wire", "request"]
 
 MODELS: Final = Path(__file__).resolve().parents[2] / "upstream_models"
 _TIMEOUT_S: Final = 60
@@ -39,13 +38,6 @@ class Answer(NamedTuple):
     text: str
     message: Any = None
 
-    def arrays(self, dtype: Any = np.float32) -> dict[str, Any]:
-        response = self.message
-        return {
-            output.name: np.frombuffer(raw, dtype).reshape(tuple(output.shape))
-            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        }
-
 
 Told = tuple[str, list[str], bool | None]
 """Of a stream's response: its error, its outputs, and whether it says that it is the last."""
@@ -57,21 +49,27 @@ def _told(answer: Answer) -> Told:
     return answer.text, [output.name for output in answer.message.outputs], is_final
 
 
-class Wire(Protocol):
+class Wire(ABC):
+    """A way to a server or a harness."""
+
+    @abstractmethod
     def send(self, procedure: str, message: Any) -> Answer:
         """Send a message, and return the answer."""
 
+    @abstractmethod
     def responses(self, message: Any) -> list[Answer]:
         """Return the responses of a stream, each with its error's text."""
 
     def stream(self, message: Any) -> list[Told]:
         """Return for each response its error, its outputs, and whether it says that it is the last."""
+        return [_told(each) for each in self.responses(message)]
 
 
-class ServerWire:
+class ServerWire(Wire):
     def __init__(self, url: str) -> None:
         self._channel = grpc.insecure_channel(url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self.close = self._channel.close
 
     def send(self, procedure: str, message: Any) -> Answer:
         try:
@@ -83,17 +81,11 @@ class ServerWire:
         answers = self._stub.ModelStreamInfer(iter([message]), timeout=_TIMEOUT_S)
         return [Answer("", each.error_message, each.infer_response) for each in answers]
 
-    def stream(self, message: Any) -> list[Told]:
-        return [_told(each) for each in self.responses(message)]
 
-    def close(self) -> None:
-        self._channel.close()
-
-
-class HarnessWire:
+class HarnessWire(Wire):
     def __init__(self, harness: ModelHarness) -> None:
-        self.harness = harness
         self._transport = harness.connect()
+        self.close = self._transport.close
 
     def send(self, procedure: str, message: Any) -> Answer:
         try:
@@ -109,12 +101,6 @@ class HarnessWire:
         except InferenceError as error:
             found.append(Answer("", str(error.message()), service_pb2.ModelInferResponse()))
         return found
-
-    def stream(self, message: Any) -> list[Told]:
-        return [_told(each) for each in self.responses(message)]
-
-    def close(self) -> None:
-        self._transport.close()
 
 
 def request(

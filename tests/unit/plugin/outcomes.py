@@ -8,8 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-__all__ = ["outcome_of"]
-
 
 def outcome_of(project: Path, tests: str, *options: str) -> tuple[int, str]:
     """Run a file of tests, and return pytest's exit status and what it printed."""

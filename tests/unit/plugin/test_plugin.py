@@ -8,62 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.harness.folders import folder_of
 from tests.unit.plugin.outcomes import outcome_of
 
-CONFIG = """
-backend: "python"
-max_batch_size: 0
-input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
-"""
 MODEL = """
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        answers = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * 2)]))
-        return answers
+        return [self.answer(*request.inputs()) for request in requests]
+
+    def answer(self, x):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x.as_numpy() * 2)])
 """
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    model = tmp_path / "model_repository" / "doubled"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(CONFIG)
-    (model / "1" / "model.py").write_text(MODEL)
+    folder_of(tmp_path / "models", MODEL, name="doubled")
     return tmp_path
-
-
-def test_a_model_is_tested_without_a_server(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        import numpy as np
-        import pytest
-
-        from shm_backend_utils.client import ShmClient
-
-        X = np.arange(4, dtype=np.float32)
-
-        def test_by_its_name(triton_model):
-            np.testing.assert_array_equal(triton_model("doubled").infer({"X": X})["Y"], X * 2)
-
-        def test_by_its_folder(triton_model):
-            np.testing.assert_array_equal(triton_model("model_repository/doubled").infer({"X": X})["Y"], X * 2)
-
-        @pytest.mark.parametrize("triton_repository", ["model_repository"])
-        def test_in_a_child(triton_model, shm_leak_check):
-            harness = triton_model.in_child("doubled")
-            with ShmClient(harness) as client, client.infer("doubled", {"X": X}) as result:
-                np.testing.assert_array_equal(result["Y"], X * 2)
-        """,
-    )
-    assert (status, "3 passed" in printed) == (0, True), printed
 
 
 def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its_arguments(project: Path) -> None:
@@ -105,8 +69,7 @@ def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its
         assert f"AssertionError: shared memory was left behind: descriptor of /dev/shm/{left}" in printed
 
 
-def test_faults_are_at_hand_wherever_models_lie(project: Path) -> None:
-    (project / "model_repository").rename(project / "models")
+def test_models_are_tested_without_a_server_and_with_faults_wherever_they_lie(project: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\ntriton_model_repository = models\n")
     status, printed = outcome_of(
         project,
@@ -122,6 +85,15 @@ def test_faults_are_at_hand_wherever_models_lie(project: Path) -> None:
         from shm_backend_utils.client import DeadlineExceededError, PathUnavailableError, ShmClient
 
         X = np.arange(4, dtype=np.float32)
+
+        def test_by_its_folder(triton_model):
+            np.testing.assert_array_equal(triton_model("models/doubled").infer({"X": X})["Y"], X * 2)
+
+        @pytest.mark.parametrize("triton_repository", ["models"])
+        def test_in_a_child(triton_model, shm_leak_check):
+            harness = triton_model.in_child("doubled")
+            with ShmClient(harness) as client, client.infer("doubled", {"X": X}) as result:
+                np.testing.assert_array_equal(result["Y"], X * 2)
 
         def test_a_late_answer(triton_model, triton_repository, faults):
             assert triton_repository.name == "models"
@@ -164,7 +136,7 @@ def test_faults_are_at_hand_wherever_models_lie(project: Path) -> None:
             assert not interrupts.at(1000, lambda: subprocess.list2cmdline(["a"]))
         """,
     )
-    assert (status, "6 passed" in printed) == (0, True), printed
+    assert (status, "8 passed" in printed) == (0, True), printed
 
 
 def test_pytest_starts_as_fast_as_without_it() -> None:

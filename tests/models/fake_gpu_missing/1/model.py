@@ -6,9 +6,10 @@ from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
+from tests.served import Served
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
         sys.modules["cuda.bindings.driver"] = None  # wherever it is, it is not found
         self.lacks = "bindings"
@@ -19,12 +20,6 @@ class TritonPythonModel:
             raise CudaError("counting the GPUs", "CUDA_ERROR_NO_DEVICE")
         return CudaRuntime()
 
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
     def infer(self, call: Call) -> None:
         self.lacks = call.parameters.get("lacks", self.lacks)
         call.put("Y", call.input("X").numpy() * 2)
-
-    def finalize(self):
-        self.session.close()

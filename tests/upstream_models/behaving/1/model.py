@@ -6,20 +6,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
-def facts_of(request):
-    return {
-        "request_id": request.request_id(),
-        "correlation_id": request.correlation_id(),
-        "flags": request.flags(),
-        "timeout": request.timeout(),
-        "outputs": sorted(request.requested_output_names()),
-        "parameters": json.loads(request.parameters() or "{}"),
-        "inputs": sorted(
-            [tensor.name(), str(tensor.as_numpy().dtype), list(tensor.shape())] for tensor in request.inputs()
-        ),
-    }
-
-
 class TritonPythonModel:
     def initialize(self, args):
         self.args = args
@@ -46,10 +32,7 @@ class TritonPythonModel:
             "no outputs": [pb_utils.InferenceResponse([])],
             "shape": [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros((2, 3), np.float32))])],
             "error": [pb_utils.InferenceResponse([], pb_utils.TritonError("my error"))],
-            "not found": [
-                pb_utils.InferenceResponse([], pb_utils.TritonError("not there", pb_utils.TritonError.NOT_FOUND))
-            ],
-            "facts": [pb_utils.InferenceResponse([], pb_utils.TritonError(json.dumps(facts_of(requests[0]))))],
+            "parameters": [pb_utils.InferenceResponse([], pb_utils.TritonError(requests[0].parameters()))],
             "args": [pb_utils.InferenceResponse([], pb_utils.TritonError(json.dumps(self.args)))],
         }
         return returned.get(do, fine)
