@@ -39,8 +39,7 @@ _CAPTURED: Final = (
 
 _REMEDIES: Final = {
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not enough memory left; make smaller calls, or fewer at once",
-    "CUDA_ERROR_INVALID_VALUE": "its owner has freed the memory, or it is of a GPU that is not in this machine; "
-    "keep it until the call is over",
+    "CUDA_ERROR_INVALID_VALUE": "its owner has freed the memory, or it is of a GPU that is not in this machine",
     "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
     "and user do not share IPC and PID namespaces (containers: --ipc=host --pid=host)",
     "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process, or by a process with the same id in "

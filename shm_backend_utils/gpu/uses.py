@@ -12,7 +12,7 @@ from .scratch import Block, Dropped
 from .streams import NamedStream
 
 if TYPE_CHECKING:
-    from .model import DeviceArrays
+    from .instance import InstanceGpus
 
 __all__ = ["DeviceUses"]
 
@@ -20,7 +20,7 @@ __all__ = ["DeviceUses"]
 class DeviceUses:
     """The GPUs that a call or a batch uses. Iteration yields their numbers."""
 
-    def __init__(self, arrays: DeviceArrays) -> None:
+    def __init__(self, arrays: InstanceGpus) -> None:
         self.streams: dict[int, list[NamedStream]] = {}  # the named streams, by GPU; an empty list means the whole GPU
         self.own: list[tuple[OwnStreams, NamedStream]] = []  # the library's streams; the call's end waits for them
         self.reads_host = False  # whether a copy from host memory may be in progress
@@ -99,7 +99,7 @@ class DeviceUses:
         return [block for each in self._dropped for block in each.take()]
 
     def wait(self) -> None:
-        """Wait as :meth:`DeviceArrays.wait` does."""
+        """Wait as :meth:`InstanceGpus.wait` does."""
         self._arrays.wait([self])
 
     def wait_after_error(self) -> None:

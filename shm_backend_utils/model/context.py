@@ -14,8 +14,8 @@ import numpy as np
 
 from .. import __version__
 from ..errors import MachineError, ModelError, ProbedError, TableError
+from ..gpu.instance import InstanceGpus
 from ..gpu.memory.access import CudaAccess
-from ..gpu.model import DeviceArrays
 from ..gpu.runtime import CudaRuntime
 from ..memory.machine import process_facts, visible_devices
 from ..model_spec import ModelSpec
@@ -27,7 +27,7 @@ from ..protocol.table import TensorForm
 from ..tensors.view import DIRECT
 from .config import Config
 from .forward.forwarder import Forwarder
-from .mapping.mapped import Slot, replayed
+from .mapping.mapped import MappedSlot, replayed
 from .mapping.memory import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend
@@ -69,7 +69,7 @@ class Context:
         self.fills_slots = spec.sequences == "direct" and spec.max_batch_size > 1
         self.takes_in_band = spec.paths != frozenset({DIRECT})  # whether requests may come without shared memory
         self.backend = TritonBackend()
-        self.arrays = DeviceArrays(cuda, device)
+        self.arrays = InstanceGpus(cuda, device)
         self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None
         self.resolver = Resolver(config, cuda, self.pinning)
         self.slots = self.resolver.registry.slots  # the slots of mapped regions, by address
@@ -82,7 +82,7 @@ class Context:
         self.forwarder.close()
 
 
-def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
+def answer_probe(context: Context, slot: MappedSlot, probe: Probe) -> NoReturn:
     """Write the report to the probe's memory, give back the slot's lease, and end the request with ProbedError."""
     try:
         if not slot.record.start(probe.generation):
@@ -96,7 +96,7 @@ def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
     raise ProbedError("the report is in the client's memory; a probe has no other answer")
 
 
-def _write_report(context: Context, slot: Slot, probe: Probe) -> None:
+def _write_report(context: Context, slot: MappedSlot, probe: Probe) -> None:
     memory = slot.memory.array
     _, _, _, begin, length = probe.nonce
     nonce = bytes(memory[begin : begin + length])

@@ -124,11 +124,8 @@ class DebugCall(Call):
             if isinstance(memory, HostMemory):
                 yield name, memory.bytes()[span.offset : span.offset + span.byte_size]
         for name, tensor in self._tensors_in_band().items():
-            view = (
-                self._input_in_band(name)
-                if name in self.spec.inputs and name not in spans and tensor.is_cpu()
-                else None
-            )
+            is_on_host = name in self.spec.inputs and name not in spans and tensor.is_cpu()
+            view = self._input_in_band(name) if is_on_host else None
             if isinstance(view, InBandView):
                 yield name, view.numpy().reshape(-1).view(np.uint8)
 

@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ..errors import ClosedError, MachineError, ModelError, ShmError
+from ..gpu.instance import InstanceGpus
 from ..gpu.memory.access import CudaAccess
-from ..gpu.model import DeviceArrays
 from ..memory import reaper
 from ..model_spec import ModelSpec
 from ..process import Origin, Unclosed
@@ -279,7 +279,7 @@ class ShmSession:
             except BaseException as error:
                 self._fail(call, error)
 
-    def _responses(self, calls: list[Call], arrays: DeviceArrays) -> list[Any]:
+    def _responses(self, calls: list[Call], arrays: InstanceGpus) -> list[Any]:
         """Return the responses of calls, after GPUs have finished the work of committed calls that are still open."""
         waiting = [call for call in calls if call.is_open]
         if waiting:
@@ -325,7 +325,7 @@ class ShmSession:
                 self._backend.log_error("".join(traceback.format_exception(error)))
 
 
-def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
+def complete(calls: Sequence[Call], arrays: InstanceGpus) -> None:
     """Wait for GPUs and end committed calls; if the wait fails, all fail, as CUDA does not show whose work failed."""
     try:
         arrays.wait([call.devices for call in calls if call.devices is not None])
@@ -339,7 +339,7 @@ def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
         call.end()
 
 
-def complete_early(calls: Sequence[Call], arrays: DeviceArrays) -> None:
+def complete_early(calls: Sequence[Call], arrays: InstanceGpus) -> None:
     """End calls as :func:`complete` does, but wait for no GPU if the client can wait for it."""
     now: list[Call] = []
     for call in calls:

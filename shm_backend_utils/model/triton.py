@@ -29,7 +29,7 @@ from ..errors import (
     StalledStreamError,
     refusal,
 )
-from ..gpu.model import DeviceArrays
+from ..gpu.instance import InstanceGpus
 from ..protocol.probe import AskedForLifeError
 from ..tensors import dlpack
 from ..tensors.strings import Strings
@@ -243,7 +243,7 @@ class InBandView(TensorView):
         return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
 
 
-def view_of(tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays) -> TensorView:
+def view_of(tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: InstanceGpus) -> TensorView:
     """Return a tensor of the Python backend as a read-only view; ``dtype`` is the configured one, if known."""
     name = tensor.name()
     if not tensor.is_cpu():

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
-from shm_backend_utils.model.mapping.memory import Memory
+from shm_backend_utils.model.mapping.mapped import MappedRegion, MappedSlot
+from shm_backend_utils.model.mapping.memory import MappedMemory
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from shm_backend_utils.protocol.parameters import SlotAddress
@@ -20,7 +20,7 @@ def address_of(region: ManagedRegion, slot: int = 0) -> SlotAddress:
     return SlotAddress("m", region.segment.key, region.header.token.hex(), slot)
 
 
-def slot_of(resolver: Resolver, region: ManagedRegion, slot: int = 0) -> Slot:
+def slot_of(resolver: Resolver, region: ManagedRegion, slot: int = 0) -> MappedSlot:
     address = address_of(region, slot)
     return resolver.open_slot(str(address), address)
 
@@ -51,10 +51,10 @@ class Resolved(NamedTuple):
     """A further region of a request, as a model has it."""
 
     mapped: MappedRegion
-    memory: Memory
+    memory: MappedMemory
 
 
-def resolved(resolver: Resolver, claim: RegionClaim, own: Slot | None = None) -> Resolved:
+def resolved(resolver: Resolver, claim: RegionClaim, own: MappedSlot | None = None) -> Resolved:
     """Return what a claim leads to; it is not in use any more."""
     found = resolver.open_further(Table({}, {}, (claim,)), own)
     (mapped,), (memory,) = found.mapped, found.memories

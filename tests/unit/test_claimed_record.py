@@ -19,7 +19,7 @@ from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import is_slot_in_use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model import Call, ShmSession, StreamCall
-from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
+from shm_backend_utils.model.mapping.mapped import MappedRegion, MappedSlot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import PAGE_SIZE, SlotRecord
 from shm_backend_utils.protocol.spans import Ring, frame_number
@@ -32,11 +32,11 @@ SLOTS = 2
 X = np.arange(4, dtype=np.float32)
 
 
-def slot_of(client: Client) -> Slot:
-    return Slot(MappedRegion(open_region(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
+def slot_of(client: Client) -> MappedSlot:
+    return MappedSlot(MappedRegion(open_region(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
 
 
-def watch(slot: Slot, before_copy: Callable[[], object] = lambda: None) -> list[str]:
+def watch(slot: MappedSlot, before_copy: Callable[[], object] = lambda: None) -> list[str]:
     """Have something done before a model reads a record of its client's; return what it reads, as it does."""
     reads: list[str] = []
 

@@ -16,7 +16,7 @@ from shm_backend_utils.errors import BatchSizeError, ShmError, TableError
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.call.checks import check_rows, check_table
-from shm_backend_utils.model.mapping.memory import HostMemory, Memory
+from shm_backend_utils.model.mapping.memory import HostMemory, MappedMemory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
@@ -194,7 +194,7 @@ def spec(dtype: str = "UINT8", dims: list[int] | None = None, **config: Any) -> 
     return ModelSpec.from_config({"name": "m", **tensors, **config})
 
 
-def memories() -> list[Memory]:
+def memories() -> list[MappedMemory]:
     array = np.zeros(SIZE + 64, np.uint8)
     array = array[-array.__array_interface__["data"][0] % 64 :]
     return [HostMemory(array), HostMemory(array, byte_size=SIZE, data_begin=BEGIN)]
@@ -217,7 +217,7 @@ def test_tensors_may_have_all_data_of_a_further_region_and_no_byte_more(table_of
             check_table(spec(), table_of(offset, byte_size), memories())
 
 
-ON_GPU = cast(Memory, SimpleNamespace(device=0, address=0, data_begin=0, byte_size=SIZE))
+ON_GPU = cast(MappedMemory, SimpleNamespace(device=0, address=0, data_begin=0, byte_size=SIZE))
 TEXT = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
 
 
@@ -236,7 +236,7 @@ TEXT = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
         (spec(dims=[4]), lying_input(BEGIN, 5), None, "tensor 'X' has shape"),
     ],
 )
-def test_tables_fit_model_and_region(model: ModelSpec, said: Table, further: Memory | None, refusal: str) -> None:
+def test_tables_fit_model_and_region(model: ModelSpec, said: Table, further: MappedMemory | None, refusal: str) -> None:
     own, region = memories()
     with pytest.raises(ShmError, match=refusal) if refusal else contextlib.nullcontext():
         check_table(model, said, [own, further or region])

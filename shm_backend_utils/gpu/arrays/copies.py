@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...errors import TensorError
 from ..errors import CudaError
-from ..memory.allocations import DeviceMemory
+from ..memory.allocations import OwnMemory
 from ..runtime import CudaRuntime
 from .device_array import DeviceArray, StridedArray
 from .pieces import Plan, plan
@@ -51,7 +51,7 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
     """Return a new array, not cleared, that owns its memory; CudaError if the GPU has no memory left."""
     byte_size = math.prod(shape) * dtype.itemsize
-    memory = DeviceMemory(runtime, max(byte_size, 1), device)
+    memory = OwnMemory(runtime, max(byte_size, 1), device)
     return DeviceArray(runtime, memory.address, shape, dtype, device, memory)
 
 

@@ -9,10 +9,10 @@ from ...errors import ClosedError
 from ...protocol.claims import CudaDescriptorClaim, CudaRegionClaim
 from ..runtime import CudaRuntime, whole_blocks
 
-__all__ = ["Allocation", "CudaAllocation", "DeviceMemory"]
+__all__ = ["Allocation", "CudaAllocation", "OwnMemory"]
 
 
-class DeviceMemory:
+class OwnMemory:
     """Memory from ``cuMemAlloc``, freed after the last reference is gone; the driver then waits for the device."""
 
     _process = 0
@@ -62,7 +62,7 @@ class CudaAllocation(Allocation):
     """Memory that models map by CUDA IPC."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
-        owned, byte_size = DeviceMemory(runtime, byte_size, device), whole_blocks(byte_size)
+        owned, byte_size = OwnMemory(runtime, byte_size, device), whole_blocks(byte_size)
         self.handle = runtime.export(owned.address, device)  # 64 bytes, CUDA's CUipcMemHandle
         self.device_uuid = runtime.device_uuid(device)
         claim = CudaRegionClaim(self.handle, byte_size, self.device_uuid, 0, waits=True)

@@ -22,7 +22,7 @@ from ...protocol.table import TensorForm
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, TRITON, StringsView, TensorView
 from ..forward.forwarder import check_all_are_over
-from ..mapping.memory import HostMemory, InputView, Memory
+from ..mapping.memory import HostMemory, InputView, MappedMemory
 from ..triton import InBandView
 from .checks import array_of, check_output, may_not_write, not_written
 from .received import Output, ReceivedRequest
@@ -176,7 +176,7 @@ class AnsweredRequest(ReceivedRequest):
                 output = output._replace(was_copied=self._fill(output.view, source))
         self.outputs[name] = output
 
-    def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputSpan] | None:
+    def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[MappedMemory, OutputSpan] | None:
         """Return the place in the client's memory for an output that is not strings; None if the room is too small."""
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize

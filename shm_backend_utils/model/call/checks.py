@@ -16,7 +16,7 @@ from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.spans import Table
 from ...tensors.values import whole_array
 from ...tensors.view import DIRECT, TensorView
-from ..mapping.memory import Memory
+from ..mapping.memory import MappedMemory
 
 __all__ = [
     "array_of",
@@ -44,7 +44,7 @@ def check_rows(table: Table, carried: int | None) -> None:
             )
 
 
-def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
+def check_table(spec: ModelSpec, table: Table, memories: Sequence[MappedMemory]) -> None:
     """Raise TensorError or TableError unless a table fits the model and ``memories``, the memory of each region."""
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)
@@ -83,7 +83,7 @@ def shares_no_memory(spec: ModelSpec) -> TableError:
     return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
-def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
+def _check_inside(field: str, memory: MappedMemory, offset: int, byte_size: int) -> None:
     """Raise TableError unless a span lies in a further region's data, whose size is known only once it is open."""
     if not memory.data_begin <= offset <= memory.byte_size - byte_size:
         found = f"{byte_size} bytes at offset {offset}"

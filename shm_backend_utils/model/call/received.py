@@ -34,8 +34,8 @@ from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, MemoryType, StringsView, TensorView
 from ..context import Context, answer_probe
 from ..forward.ordinary import Forwarding
-from ..mapping.mapped import ProbeFound, Slot, replayed, stale
-from ..mapping.memory import HostMemory, InputView, Memory
+from ..mapping.mapped import MappedSlot, ProbeFound, replayed, stale
+from ..mapping.memory import HostMemory, InputView, MappedMemory
 from ..mapping.resolver import FurtherRegions
 from ..triton import InBandView, view_of
 from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
@@ -70,10 +70,10 @@ class ReceivedRequest:
     _tensors: dict[str, Any] | None = None
     _requested: list[str] | None = None  # the requested outputs; only streams keep them, for all responses
     _notice = ""
-    _slot: Slot | None = None
+    _slot: MappedSlot | None = None
     _generation = 0
     _further: FurtherRegions | None = None
-    _memories: Sequence[Memory] = ()
+    _memories: Sequence[MappedMemory] = ()
     _strings: Mapping[str, StringsView] = MappingProxyType({})
     _pending: set[Forwarding] | None = None
     _response_parameters: dict[str, str | bool | int] | None = None
@@ -212,7 +212,7 @@ class ReceivedRequest:
             texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
             self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
-    def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
+    def span_of(self, name: str) -> tuple[MappedMemory, InputSpan] | None:
         """Return the memory and the span of an input in the client's memory; None if the input is not there."""
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
@@ -238,7 +238,7 @@ class ReceivedRequest:
         has_room = len(with_events(self._results, found)) <= self._slot.record.results_room
         return found if has_room else []
 
-    def _find_slot(self, address: Any) -> Slot | None:
+    def _find_slot(self, address: Any) -> MappedSlot | None:
         """Return the slot of an address that is new to this session; None without an address or for another model."""
         if address is None:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...dtypes import BYTES
 from ...errors import NOT_OPENED, ClosedError, code_in
-from ...gpu.model import DeviceArrays
+from ...gpu.instance import InstanceGpus
 from ...memory.managed import array_at
 from ...memory.pool.inventory import Need
 from ...memory.pool.pool import SlotPool
@@ -26,7 +26,7 @@ from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ...tensors.view import StringsView, TensorView
-from ..mapping.memory import HostMemory, Memory
+from ..mapping.memory import HostMemory, MappedMemory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given
 
@@ -37,7 +37,7 @@ class LentMemory(NamedTuple):
     """Memory of the request that this model executes, which it can lend to another model."""
 
     claim: RegionClaim  # as in a table; the fence is the number of a region of this request
-    memory: Memory  # this process' mapping of the memory
+    memory: MappedMemory  # this process' mapping of the memory
     extents: tuple[tuple[int, int], ...]  # of the request's tensors; the request's slot fences nothing else
 
 
@@ -49,7 +49,7 @@ class Lending:
         self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
         self.claims: list[RegionClaim] = []  # in the order of the table
-        self.memories: list[Memory] = []  # this process' mappings of the regions in claims
+        self.memories: list[MappedMemory] = []  # this process' mappings of the regions in claims
 
     def place_of(self, array: Any) -> tuple[int, int] | None:
         """Return the region and offset of a C-contiguous array; None if this model cannot lend the array's memory."""
@@ -85,7 +85,7 @@ class Lending:
             claim = replace(claim, fence=self._lend_own(claim.fence), waits=False)
         return self._lend(claim, lent.memory)
 
-    def _lend(self, claim: RegionClaim, memory: Memory) -> int:
+    def _lend(self, claim: RegionClaim, memory: MappedMemory) -> int:
         number = self._numbers.get(claim)
         if number is None:
             self.claims.append(claim)
@@ -95,7 +95,7 @@ class Lending:
 
 
 def lendable(
-    slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[Memory]
+    slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[MappedMemory]
 ) -> list[LentMemory | None]:
     """Return the regions of a request that can be lent; ``slot`` is the claim of the region with the request's slot."""
     extents: list[list[tuple[int, int]]] = [[] for _ in memories]
@@ -122,7 +122,7 @@ class DirectForwarding(Forwarding):
         self,
         asked: Asked,
         backend: TritonBackend,
-        arrays: DeviceArrays,
+        arrays: InstanceGpus,
         learned: Mapping[str, int],
         lending: Lending,
     ) -> None:
@@ -156,7 +156,7 @@ class DirectForwarding(Forwarding):
                 rooms[name] = OutputSpan(*place, targets[name].attributes.byte_size)
         region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
         self._region, self._slot = region, region.slots[0]
-        self._memories: Sequence[Memory] = (HostMemory(memory), *lending.memories)
+        self._memories: Sequence[MappedMemory] = (HostMemory(memory), *lending.memories)
         for name, span in inputs.items():
             if span.region == 0:
                 _write(memory, span, given[name])

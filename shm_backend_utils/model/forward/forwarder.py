@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays
+from ...gpu.instance import InstanceGpus
 from ...gpu.uses import DeviceUses
 from ...http.questions import fetch_json
 from ...memory.pool.options import PoolOptions
@@ -76,7 +76,7 @@ class Forwarder:
     """Makes the requests of one session to other models; tensors of up to ``inline_bytes`` in total go in band."""
 
     def __init__(
-        self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str, inline_bytes: int = 0
+        self, model: str, backend: TritonBackend, arrays: InstanceGpus, server_url: str, inline_bytes: int = 0
     ) -> None:
         self._model = model
         self._backend = backend

@@ -15,7 +15,7 @@ from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.arrays.imported import is_on_gpu
-from ...gpu.model import DeviceArrays
+from ...gpu.instance import InstanceGpus
 from ...gpu.uses import DeviceUses
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
@@ -39,7 +39,7 @@ class Given:
     is_lent = False
 
     def __init__(
-        self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays, uses: DeviceUses | None = None
+        self, spec: ModelSpec | None, name: str, value: Any, arrays: InstanceGpus, uses: DeviceUses | None = None
     ) -> None:
         strings: Strings | None = None
         dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
@@ -110,7 +110,7 @@ class Forwarding(ABC):
     request: Any  # the Python backend's request, to be executed
     rows = 1  # the number of rows of the inputs, if the model has batches
 
-    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+    def __init__(self, asked: Asked, backend: TritonBackend, arrays: InstanceGpus) -> None:
         self.model = asked.model
         self.overflowed: dict[str, int] = {}  # result() records the sizes of outputs that had no room
         self._spec = None if asked.other is None else asked.other.spec
@@ -171,7 +171,7 @@ class OrdinaryForwarding(Forwarding):
     """A request in band, for a model without shared memory or small tensors; outputs over ``most_bytes`` overflow."""
 
     def __init__(
-        self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays, most_bytes: float = math.inf
+        self, asked: Asked, backend: TritonBackend, arrays: InstanceGpus, most_bytes: float = math.inf
     ) -> None:
         super().__init__(asked, backend, arrays)
         self._most_bytes = most_bytes
@@ -199,7 +199,7 @@ class OrdinaryForwarding(Forwarding):
         return outputs
 
 
-def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays, uses: DeviceUses | None) -> Any:
+def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: InstanceGpus, uses: DeviceUses | None) -> Any:
     """Return a value as an array on the host or a GPU, or as strings; ``spec`` is the other model's, if known."""
     if isinstance(value, Strings):
         return value

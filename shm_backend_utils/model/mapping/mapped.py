@@ -36,9 +36,9 @@ from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
 from ...tensors.view import MemoryType
-from .memory import DeviceMemory, HostMemory, Memory, Pinning
+from .memory import DeviceMemory, HostMemory, MappedMemory, Pinning
 
-__all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
+__all__ = ["MappedRegion", "MappedSlot", "ProbeFound", "replayed", "stale"]
 
 
 class ProbeFound(Exception):  # noqa: N818  # not an error: the code that answers the probe catches it
@@ -112,7 +112,7 @@ class MappedRegion:
             opened.close()
 
 
-class Slot:
+class MappedSlot:
     """A slot of a managed region, for one request at a time. It caches constants and keeps the region mapped."""
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Slot:
         self.region = region
         self.number = number
         self.memory = memory  # the whole region, because the offsets of spans count from its beginning
-        self.memories: tuple[Memory, ...] = (memory,)  # for a request without further regions
+        self.memories: tuple[MappedMemory, ...] = (memory,)  # for a request without further regions
         self.record: SlotRecord = managed.record(number)
         self.lease = managed.lease(number)  # this process holds the lease from claim() until the request ends
         self._fd = managed.segment.fileno()
@@ -222,7 +222,7 @@ def stale() -> StaleRequestError:
     return StaleRequestError("request parameter shm_generation is not the slot's: the client has given this request up")
 
 
-def _memory_of(opened: ManagedRegion | MappedSegment | CudaMapping) -> Memory:
+def _memory_of(opened: ManagedRegion | MappedSegment | CudaMapping) -> MappedMemory:
     if isinstance(opened, CudaMapping):
         return DeviceMemory(opened, 0, opened.byte_size)
     if isinstance(opened, ManagedRegion):

@@ -21,7 +21,7 @@ from ...protocol.spans import Table
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, MemoryType, StringsView, TensorView
 
-__all__ = ["DeviceMemory", "HostMemory", "InputView", "Memory", "Pinning"]
+__all__ = ["DeviceMemory", "HostMemory", "InputView", "MappedMemory", "Pinning"]
 
 
 class InputView(TensorView):
@@ -81,7 +81,7 @@ class HostMemory:
             return None
         return int(array.__array_interface__["data"][0] - self.address)
 
-    def follows(self, other: Memory) -> bool:
+    def follows(self, other: MappedMemory) -> bool:
         """Return whether this memory and ``other`` lie in one mapping, so that one view can cover spans of both."""
         return isinstance(other, HostMemory) and other.array is self.array
 
@@ -117,7 +117,7 @@ class DeviceMemory:
     def offset_of(self, array: Any) -> int | None:
         return array.address - self.address if isinstance(array, DeviceArray) else None
 
-    def follows(self, other: Memory) -> bool:
+    def follows(self, other: MappedMemory) -> bool:
         return isinstance(other, DeviceMemory) and other.mapping.identity == self.mapping.identity
 
     def _array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, writable: bool) -> DeviceArray:
@@ -128,7 +128,7 @@ class DeviceMemory:
         )
 
 
-Memory = HostMemory | DeviceMemory
+MappedMemory = HostMemory | DeviceMemory
 
 
 class Pinning:

@@ -24,7 +24,7 @@ from ...errors import MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
 from ...memory.segment import MappedSegment
 from ...memory.shared_file import SharedFile
-from .mapped import MappedRegion, Slot
+from .mapped import MappedRegion, MappedSlot
 from .memory import Pinning
 
 __all__ = ["Registry"]
@@ -46,7 +46,7 @@ class Registry:
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # all regions, also those that only calls hold
         # The named regions, by device and inode. The first ones were checked least recently.
         self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
-        self.slots: dict[str, Slot] = {}  # by address
+        self.slots: dict[str, MappedSlot] = {}  # by address
 
     def obtain(self, name: str, opener: Callable[[], MappedRegion], field: str) -> MappedRegion:
         """Return the region of this name; if missing, open it with ``opener``, without blocking other names."""
@@ -91,10 +91,10 @@ class Registry:
             if all(region.segment.byte_size != status.st_size for region in alike):
                 self._to_be_dropped(status.st_size)
 
-    def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
+    def add_slot(self, address: str, region: MappedRegion, number: int) -> MappedSlot:
         """Return a slot of a managed region, and keep the slot as long as the region has a name."""
         with self._lock:
-            slot = Slot(region, number)
+            slot = MappedSlot(region, number)
             if region.names:
                 region.addresses.append(address)
                 self.slots[address] = slot

@@ -22,8 +22,8 @@ from ...protocol.parameters import DESCRIPTOR_PARAMETER, SLOT_PARAMETER, SlotAdd
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from ..config import Config
 from . import policy
-from .mapped import MappedRegion, Slot
-from .memory import Memory, Pinning
+from .mapped import MappedRegion, MappedSlot
+from .memory import MappedMemory, Pinning
 from .registry import Registry
 
 __all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
@@ -33,14 +33,14 @@ __all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
 class FurtherRegions:
     """Regions that a request uses besides its own slot. Release them when the request ends."""
 
-    memories: list[Memory]  # of each further region, in the order of the table
+    memories: list[MappedMemory]  # of each further region, in the order of the table
     mapped: list[MappedRegion]  # the mappings of these regions
     borrowed: list[SharedLease]  # the leases on slots whose memory is lent
     passing: list[CudaMapping]  # GPU memory to unmap before the answer
     _registry: Registry
     _cuda: CudaAccess
 
-    def take(self, claim: RegionClaim, mapped: MappedRegion, memory: Memory) -> None:
+    def take(self, claim: RegionClaim, mapped: MappedRegion, memory: MappedMemory) -> None:
         """Add a region, in use until :meth:`release`; StaleRequestError if the client takes back the lent memory."""
         self._registry.begin_use(mapped)
         self.mapped.append(mapped)
@@ -72,7 +72,7 @@ class FurtherRegions:
             lease.give_back()
 
 
-def _check_lender(own: Slot | None) -> None:
+def _check_lender(own: MappedSlot | None) -> None:
     """Raise StaleRequestError if the lender, which owns the request's slot, is gone; call this after borrowing."""
     # A living lender holds its slots until it gets the answer or gives up. To give up, it first raises its generation.
     if own is None:
@@ -81,7 +81,7 @@ def _check_lender(own: Slot | None) -> None:
         raise StaleRequestError("the model that lent its client's memory to this one is gone")
 
 
-def _fence_of(table: Table, fence: int, own: Slot | None, found: FurtherRegions) -> tuple[MappedRegion, int]:
+def _fence_of(table: Table, fence: int, own: MappedSlot | None, found: FurtherRegions) -> tuple[MappedRegion, int]:
     """Return the region and the number of the slot that fences GPU memory."""
     if fence:
         lent = table.regions[fence - 1]
@@ -129,7 +129,7 @@ class NamedRegions:
 
     def open(
         self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
-    ) -> tuple[MappedRegion, Memory]:
+    ) -> tuple[MappedRegion, MappedMemory]:
         """Return the mapping of a name that :meth:`find` has found, and the part of it that the name covers."""
         registration = policy.resolve(claim, found, self._config, field)
 
@@ -189,19 +189,19 @@ class Resolver:
         self._sweeper: Repeater | None = None
         self._next_sweep = 0.0
 
-    def open_slot(self, text: str, address: SlotAddress) -> Slot:
+    def open_slot(self, text: str, address: SlotAddress) -> MappedSlot:
         """Return the slot of an address, which ``text`` spells out; map the slot's region if necessary."""
         self._start_sweeper()
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)
         return self.registry.add_slot(text, mapped, address.slot)
 
-    def reopen_slot(self, text: str, slot: Slot) -> Slot:
+    def reopen_slot(self, text: str, slot: MappedSlot) -> MappedSlot:
         """Return the slot of an address after its region was removed: the same key may name a new region by now."""
         self.registry.drop(slot.region)
         return self.open_slot(text, parse_address(text))
 
-    def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
+    def open_further(self, table: Table, own: MappedSlot | None) -> FurtherRegions:
         """Map a table's further regions, mark them as used, and borrow the lent ones; ``own`` is the request's slot."""
         self._start_sweeper()
         if self._cuda.has_retired and self._sweeper is not None:
@@ -222,7 +222,7 @@ class Resolver:
                     fence = None if claim.fence is None else _fence_of(table, claim.fence, own, found)
                     mapped, memory = self._exported(claim, fence, field)
                 elif isinstance(claim, CudaDescriptorClaim):
-                    mapped, memory = self._handed_over(claim, _fence_of(table, claim.fence, own, found)[0], field)
+                    mapped, memory = self._fetch(claim, _fence_of(table, claim.fence, own, found)[0], field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -266,7 +266,7 @@ class Resolver:
         assert mapped.managed is not None
         return mapped, mapped.managed
 
-    def _lent(self, claim: LentRegionClaim, field: str) -> tuple[MappedRegion, Memory]:
+    def _lent(self, claim: LentRegionClaim, field: str) -> tuple[MappedRegion, MappedMemory]:
         mapped, region = self._managed(claim.key, claim.token, field)
         policy.check_slot(region, claim.slot, field)
         if claim.byte_size != region.header.byte_size:
@@ -275,7 +275,7 @@ class Resolver:
 
     def _exported(
         self, claim: CudaRegionClaim, fence: tuple[MappedRegion, int] | None, field: str
-    ) -> tuple[MappedRegion, Memory]:
+    ) -> tuple[MappedRegion, MappedMemory]:
         region, slot = (None, 0) if fence is None else fence
 
         def open_it() -> MappedRegion:
@@ -290,7 +290,7 @@ class Resolver:
             mapped.segment.check(claim.byte_size, field)
         return mapped, mapped.memory.part(0, claim.byte_size)
 
-    def _handed_over(self, claim: CudaDescriptorClaim, fence: MappedRegion, field: str) -> tuple[MappedRegion, Memory]:
+    def _fetch(self, claim: CudaDescriptorClaim, fence: MappedRegion, field: str) -> tuple[MappedRegion, MappedMemory]:
         managed = fence.managed
         if managed is None:
             raise TableError(f"{field}.fence", str(claim.fence), "a managed region")

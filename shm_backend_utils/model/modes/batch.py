@@ -15,14 +15,14 @@ from ... import dtypes
 from ...dtypes import BYTES, DType
 from ...errors import ModelError
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays
+from ...gpu.instance import InstanceGpus
 from ...gpu.uses import DeviceUses
 from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors.strings import Strings
 from ...tensors.view import TRITON, MemoryType, StringsView, TensorView
 from ..call import Call
 from ..call.checks import array_of, check_output
-from ..mapping.memory import Memory, Pinning
+from ..mapping.memory import MappedMemory, Pinning
 
 __all__ = ["BatchCall", "Buffers", "Gathering", "batches_of", "with_rows"]
 
@@ -189,7 +189,7 @@ def _address(call: Call) -> tuple[int, int]:
 
 def _as_one(
     name: str,
-    places: Sequence[tuple[Memory, InputSpan | OutputSpan]],
+    places: Sequence[tuple[MappedMemory, InputSpan | OutputSpan]],
     dtype: DType,
     shape: tuple[int, ...],
     *,
@@ -233,7 +233,7 @@ class Buffers:
 class Gathering:
     """The copies of one batch; ``number``, its index in the ``execute``, selects its buffers."""
 
-    def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
+    def __init__(self, buffers: Buffers, arrays: InstanceGpus, number: int) -> None:
         self.byte_count = 0
         # Each batch of an ``execute`` has its own buffers: Triton reads them only when all batches have been served.
         self._number = number

@@ -84,14 +84,12 @@ def _complete(config: Any, folder: Path, version: str) -> None:
 
 def with_auto_completed(config: Any, completed: str) -> Any:
     """Return a configuration that the model's ``auto_complete_config`` has completed, as JSON."""
-    given = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
+    more = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
     merged = model_config_pb2.ModelConfig()
     merged.CopyFrom(config)
-    FieldMask(paths=_AUTO_COMPLETED).MergeMessage(
-        given, merged, replace_message_field=True, replace_repeated_field=True
-    )
-    if given.HasField("dynamic_batching"):
-        merged.dynamic_batching.CopyFrom(given.dynamic_batching)
+    FieldMask(paths=_AUTO_COMPLETED).MergeMessage(more, merged, replace_message_field=True, replace_repeated_field=True)
+    if more.HasField("dynamic_batching"):
+        merged.dynamic_batching.CopyFrom(more.dynamic_batching)
     _normalize(merged)
     _check(merged)
     return merged

@@ -18,8 +18,8 @@ from shm_backend_utils.client import PoolOptions, ShmClient, client
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ModelError, SlotInDoubtError, TensorError
+from shm_backend_utils.gpu.instance import InstanceGpus
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.model.forward.forwarder import Forwarder
 from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend
@@ -218,7 +218,7 @@ class Forwarded(Way):
         super().__init__(chance)
         self._patch = pytest.MonkeyPatch()
         self._patch.setitem(sys.modules, NAME, _Server(chance).backend)
-        self._forwarder = Forwarder("caller", TritonBackend(), DeviceArrays(CudaAccess(), 0), "http://localhost:1")
+        self._forwarder = Forwarder("caller", TritonBackend(), InstanceGpus(CudaAccess(), 0), "http://localhost:1")
         self._patch.setattr(self._forwarder._specs, "model", lambda *_: OtherModel(self.spec))
 
     def tell(self) -> str:

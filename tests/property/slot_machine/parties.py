@@ -95,7 +95,7 @@ class ClientCall:
 class Work:
     """A request that a model executes; the slot's lease is held."""
 
-    def __init__(self, model: Model, request: Request, slot: mapped.Slot) -> None:
+    def __init__(self, model: Model, request: Request, slot: mapped.MappedSlot) -> None:
         self.model = model
         self.request = request
         self.slot = slot
@@ -118,7 +118,7 @@ class Work:
 class Borrowed:
     """The memory of a request, as a second model has it that the first has called."""
 
-    def __init__(self, request: Request, slot: mapped.Slot, lease: SharedLease) -> None:
+    def __init__(self, request: Request, slot: mapped.MappedSlot, lease: SharedLease) -> None:
         self.request = request
         self.memory: Bytes = slot.memory.array
         self.lease = lease
@@ -132,7 +132,7 @@ class Model:
     """A process that executes requests. It keeps what it has mapped, until it dies."""
 
     def __init__(self) -> None:
-        self.slots: dict[str, mapped.Slot] = {}
+        self.slots: dict[str, mapped.MappedSlot] = {}
 
     def begin(self, request: Request) -> Work | str:
         try:
@@ -159,10 +159,10 @@ class Model:
     def die(self) -> None:
         self.slots.clear()
 
-    def _slot(self, request: Request) -> mapped.Slot:
+    def _slot(self, request: Request) -> mapped.MappedSlot:
         slot = self.slots.get(request.key)
         if slot is None:
             region = mapped.MappedRegion(open_region(request.key, request.token, "the request's region"))
             assert isinstance(region.memory, HostMemory)
-            slot = self.slots[request.key] = mapped.Slot(region, 0)
+            slot = self.slots[request.key] = mapped.MappedSlot(region, 0)
         return slot

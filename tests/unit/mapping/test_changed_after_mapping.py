@@ -21,7 +21,7 @@ from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
+from shm_backend_utils.model.mapping.mapped import MappedRegion, MappedSlot
 from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
@@ -95,7 +95,7 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
     region = MappedRegion(open_region(path.name, TOKEN.hex(), "r"))
-    slot = Slot(region, 0)
+    slot = MappedSlot(region, 0)
     slot.record.begin(1, encode(Table({}, {})))
     slot.claim(1)
     slot.lease.give_back()

@@ -24,7 +24,7 @@ from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.mapped import MappedRegion
-from shm_backend_utils.model.mapping.memory import HostMemory, Memory
+from shm_backend_utils.model.mapping.memory import HostMemory, MappedMemory
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import NamedRegions, Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim
@@ -75,13 +75,13 @@ def objects() -> Iterator[Make]:
         path.unlink()
 
 
-def value_of(opened: tuple[Any, Memory]) -> int:
+def value_of(opened: tuple[Any, MappedMemory]) -> int:
     memory = opened[1]
     assert isinstance(memory, HostMemory)
     return int(memory.bytes()[0])
 
 
-def opened_with(regions: NamedRegions, registration: Registration) -> tuple[Any, Memory]:
+def opened_with(regions: NamedRegions, registration: Registration) -> tuple[Any, MappedMemory]:
     return regions.open(CLAIM, {"mine": registration}, FIELD)
 
 

@@ -1,16 +1,10 @@
 """Y = 2 X over the whole batch; FACTS tells each row the size of its batch, its place in it, how many bytes had been
 copied when the inputs were one array, and whether the outputs are one array in the clients' own memory.
-
-A batch that has a request with the parameter `waits` waits until its client has written.
 """
-
-import time
 
 import numpy as np
 
 from tests.served import Served
-
-PATIENCE_S = 30
 
 
 class TritonPythonModel(Served):
@@ -20,10 +14,6 @@ class TritonPythonModel(Served):
     def infer(self, batch):
         x = batch.input("X")
         gathered_bytes = batch.gathered_bytes
-        deadline = time.monotonic() + PATIENCE_S
-        waits = any(call.parameters.get("waits") for call in batch.calls)
-        while waits and x.numpy()[0, 0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
         y = batch.output("Y", x.shape[1:], x.dtype)
         np.multiply(x.numpy(), 2, out=y.numpy())
         if batch.requested("FACTS"):

@@ -17,8 +17,8 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.instance import InstanceGpus
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedStream
 from shm_backend_utils.gpu.uses import DeviceUses
@@ -48,8 +48,8 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 @pytest.fixture
-def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
-    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+def arrays(cuda: CudaRuntime) -> Iterator[InstanceGpus]:
+    arrays = InstanceGpus(CudaAccess(lambda: cuda), DEVICE)
     yield arrays
     collect_all(cuda)
     arrays.close()
@@ -62,7 +62,7 @@ def stream(cuda: CudaRuntime) -> Iterator[int]:
 
 
 @pytest.fixture
-def uses(cuda: CudaRuntime, arrays: DeviceArrays) -> Iterator[DeviceUses]:
+def uses(cuda: CudaRuntime, arrays: InstanceGpus) -> Iterator[DeviceUses]:
     uses = DeviceUses(arrays)
     yield uses
     for device in uses:
@@ -78,7 +78,7 @@ def times(function: str) -> int:
     return DRIVER.count(function, MODEL)
 
 
-def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses: DeviceUses, stream: int) -> None:
+def test_calls_of_a_batch_share_what_they_have_noted(arrays: InstanceGpus, uses: DeviceUses, stream: int) -> None:
     more = DeviceUses(arrays)
     more.name(stream)
     more.reads_host = True
@@ -88,7 +88,7 @@ def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses:
 
 
 @pytest.mark.parametrize("device", [0, DEVICE])
-def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: DeviceArrays, device: int) -> None:
+def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: InstanceGpus, device: int) -> None:
     tensor = DRIVER.tensor(np.arange(6, dtype=INTEGERS).reshape(2, 3), device=device)
     view = arrays.view("X", arrays.adopt(tensor[:, ::2]), INT32, "triton", writable=True)
     assert (view.device, content(view.array).tolist()) == (device, [[0, 2], [3, 5]])
@@ -97,7 +97,7 @@ def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: De
 # Memory of its own
 
 
-def used_in_a_call(arrays: DeviceArrays, size: int = 3) -> int:
+def used_in_a_call(arrays: InstanceGpus, size: int = 3) -> int:
     """Return where a call had an array that it has dropped, and that its GPU has finished with."""
     uses = DeviceUses(arrays)
     uses.add(DEVICE)
@@ -107,7 +107,7 @@ def used_in_a_call(arrays: DeviceArrays, size: int = 3) -> int:
     return address
 
 
-def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(arrays: DeviceArrays) -> None:
+def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(arrays: InstanceGpus) -> None:
     address = used_in_a_call(arrays)
     second = arrays.empty("Y", (2,), INT32, "triton")
     assert (second.device, second.writable, second.shape) == (DEVICE, True, (2,))
@@ -117,7 +117,7 @@ def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(arrays: Device
 
 @pytest.mark.parametrize("end", ["before", "while waiting", "after"])
 def test_memory_is_not_used_again_if_its_call_did_not_wait_for_it(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, end: str
+    cuda: CudaRuntime, arrays: InstanceGpus, uses: DeviceUses, stream: int, end: str
 ) -> None:
     """What drops the array may have launched a kernel before, on a stream that the call did not know."""
     uses.add(DEVICE)
@@ -150,7 +150,7 @@ def test_memory_is_not_used_again_if_its_call_did_not_wait_for_it(
 
 
 def test_memory_of_a_call_that_ends_early_is_free_when_its_streams_are_done(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
+    cuda: CudaRuntime, arrays: InstanceGpus, uses: DeviceUses, stream: int
 ) -> None:
     region, done = ManagedRegion.create(1), list[str]()
     uses.name(stream)
@@ -172,7 +172,7 @@ def test_memory_of_a_call_that_ends_early_is_free_when_its_streams_are_done(
 
 
 def test_memory_of_a_call_whose_work_may_never_end_goes_back_to_cuda(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int
+    cuda: CudaRuntime, arrays: InstanceGpus, uses: DeviceUses, stream: int
 ) -> None:
     gone = list[str]()
     source = array_on(cuda, [7] * 3, DEVICE)
@@ -190,14 +190,14 @@ def test_memory_of_a_call_whose_work_may_never_end_goes_back_to_cuda(
     assert (gone, left_of(MODEL).allocations) == (["the source"], 0)
 
 
-def test_memory_that_does_not_fit_goes_back_to_cuda(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+def test_memory_that_does_not_fit_goes_back_to_cuda(cuda: CudaRuntime, arrays: InstanceGpus) -> None:
     for size in (10, 10**6, 10**7):
         used_in_a_call(arrays, size)
         collect_all(cuda)
         assert left_of(MODEL).allocations == 1
 
 
-def test_where_no_memory_is_left_what_is_due_is_freed_first(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+def test_where_no_memory_is_left_what_is_due_is_freed_first(cuda: CudaRuntime, arrays: InstanceGpus) -> None:
     arrays.empty("Y", (3,), INT32, "triton")
     DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
     arrays.empty("Y", (3,), INT32, "triton")
@@ -205,7 +205,7 @@ def test_where_no_memory_is_left_what_is_due_is_freed_first(cuda: CudaRuntime, a
 
 
 @pytest.mark.parametrize("way", ["its reader waits", "its reader has named the stream", "on a stream of the reader's"])
-def test_pinned_copies_go_on(cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, way: str) -> None:
+def test_pinned_copies_go_on(cuda: CudaRuntime, arrays: InstanceGpus, uses: DeviceUses, stream: int, way: str) -> None:
     host = np.array([7, 8, 9], np.int32)
     host.flags.writeable = False
     with cuda.on(DEVICE):
@@ -232,7 +232,7 @@ def test_pinned_copies_go_on(cuda: CudaRuntime, arrays: DeviceArrays, uses: Devi
 
 
 @pytest.mark.parametrize(("function", "times"), [("cuMemAlloc", 2), ("cuMemcpyAsync", 1), ("cuStreamCreate", 1)])
-def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses, function: str, times: int) -> None:
+def test_a_copy_that_fails_leaves_nothing(arrays: InstanceGpus, uses: DeviceUses, function: str, times: int) -> None:
     DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", times, process=MODEL)
     with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
         arrays.to_device(host_view(np.zeros(3, np.int32)), uses)
@@ -241,7 +241,7 @@ def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses
 
 @pytest.mark.parametrize("is_closed_before", [False, True])
 def test_a_kept_array_keeps_its_stream_and_its_memory(cuda: CudaRuntime, is_closed_before: bool) -> None:
-    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+    arrays = InstanceGpus(CudaAccess(lambda: cuda), DEVICE)
     uses = DeviceUses(arrays)
     kept = arrays.to_device(host_view(np.arange(3, dtype=np.int32)), uses)
     if is_closed_before:
@@ -261,7 +261,7 @@ def test_a_kept_array_keeps_its_stream_and_its_memory(cuda: CudaRuntime, is_clos
     assert (DRIVER.live(MODEL).streams, left_of(MODEL).allocations) == (0, 0)
 
 
-def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays: InstanceGpus) -> None:
     uses = DeviceUses(arrays)
     made = [arrays.empty("X", (3,), INT32, "direct", device, uses) for device in (0, 0, 1)]
     addresses = {view.array.address for view in made}
@@ -287,7 +287,7 @@ def buffers(cuda: CudaRuntime) -> Iterator[Buffers]:
     buffers.close()
 
 
-def rows(cuda: CudaRuntime, arrays: DeviceArrays, device: int | None, value: int) -> TensorView:
+def rows(cuda: CudaRuntime, arrays: InstanceGpus, device: int | None, value: int) -> TensorView:
     if device is None:
         return TensorView("X", np.full((2, 3), value, INTEGERS), INT32, "direct")
     return arrays.view("X", array_on(cuda, np.full((2, 3), value), device, INTEGERS), INT32, "direct", writable=True)
@@ -299,7 +299,7 @@ def rows(cuda: CudaRuntime, arrays: DeviceArrays, device: int | None, value: int
     ids=str,
 )
 def test_rows_are_gathered_on_the_gpu_that_has_all_of_them_or_on_the_host(
-    cuda: CudaRuntime, arrays: DeviceArrays, buffers: Buffers, devices: tuple[int | None, ...], is_on_gpu: bool
+    cuda: CudaRuntime, arrays: InstanceGpus, buffers: Buffers, devices: tuple[int | None, ...], is_on_gpu: bool
 ) -> None:
     parts = [rows(cuda, arrays, device, value) for value, device in enumerate(devices)]
     gathering = Gathering(buffers, arrays, 0)
@@ -311,7 +311,7 @@ def test_rows_are_gathered_on_the_gpu_that_has_all_of_them_or_on_the_host(
     assert gathering.byte_count == 48
 
 
-def test_rows_of_several_gpus_go_over_the_host(cuda: CudaRuntime, arrays: DeviceArrays, buffers: Buffers) -> None:
+def test_rows_of_several_gpus_go_over_the_host(cuda: CudaRuntime, arrays: InstanceGpus, buffers: Buffers) -> None:
     parts = [rows(cuda, arrays, device, 0) for device in (0, 1, None)]
     gathering = Gathering(buffers, arrays, 0)
     room = gathering.room(parts)

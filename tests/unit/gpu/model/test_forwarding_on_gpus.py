@@ -13,11 +13,11 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.instance import InstanceGpus
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.by_descriptor import DescriptorAllocation
 from shm_backend_utils.gpu.memory.mappings import CudaMappings
-from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -58,8 +58,8 @@ NUMBERS = [0, 1, 2, 3]
 
 
 @pytest.fixture
-def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
-    arrays = DeviceArrays(CudaAccess(lambda: cuda), 0)
+def arrays(cuda: CudaRuntime) -> Iterator[InstanceGpus]:
+    arrays = InstanceGpus(CudaAccess(lambda: cuda), 0)
     yield arrays
     collect_all(cuda)
     arrays.close()
@@ -69,7 +69,7 @@ def tensor_on(cuda: CudaRuntime | None) -> Any:
     return np.arange(4, dtype=INTEGERS) if cuda is None else array_on(cuda, NUMBERS, dtype=INTEGERS)
 
 
-def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_to_the_host(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_to_the_host(cuda: CudaRuntime, arrays: InstanceGpus) -> None:
     array = tensor_on(cuda)
     view = arrays.view("X", array, INT32, "triton", writable=False)
     for value in (array, view):
@@ -82,7 +82,7 @@ def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_to_the_host(cuda: CudaRu
 @pytest.mark.parametrize("comes_from_there", [False, True], ids=["from the host", "from a GPU"])
 def test_an_output_is_copied_to_where_it_is_wanted(
     cuda: CudaRuntime,
-    arrays: DeviceArrays,
+    arrays: InstanceGpus,
     monkeypatch: pytest.MonkeyPatch,
     is_wanted_there: bool,
     comes_from_there: bool,

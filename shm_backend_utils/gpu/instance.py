@@ -32,10 +32,10 @@ from .scratch import Block, Dropped, Scratch
 from .streams import NamedStream, named_stream
 from .uses import DeviceUses
 
-__all__ = ["DeviceArrays"]
+__all__ = ["InstanceGpus"]
 
 
-class DeviceArrays:
+class InstanceGpus:
     """The GPU work of calls. New arrays are on ``device`` by default. CUDA is loaded on first use. Thread-safe."""
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
