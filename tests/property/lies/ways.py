@@ -84,6 +84,14 @@ class _OfClient(Way):
             self._transport.is_lying = False
             self._transport.server.orders.clear()
 
+    def _checked(self, result: Mapping[str, Any]) -> str:
+        assert self._client._core is not None
+        for region, memory in self._client._core.pool.held():
+            begin = memory.ctypes.data
+            over_records = [name for name, x in result.items() if 0 <= x.ctypes.data - begin < region.data_offset]
+            assert not any(result[name].nbytes for name in over_records), over_records
+        return checked(result)
+
     def close(self) -> None:
         self._client.close()
         self._transport.server.close()
@@ -106,7 +114,7 @@ class Prepared(_OfClient):
         self._left -= 1
         try:
             with self._lying():
-                return checked(self._call.infer())
+                return self._checked(self._call.infer())
         except SlotInDoubtError:
             self._left = 0
             raise
@@ -130,7 +138,7 @@ class Whole(_OfClient):
         hints = None if self._path == "inline" else HINTS
         self._client.explain("m")
         with self._lying():
-            return checked(self._client.infer("m", {"X": X}, outputs=hints, path=self._path))
+            return self._checked(self._client.infer("m", {"X": X}, outputs=hints, path=self._path))
 
 
 class Stream(_OfClient):
@@ -146,11 +154,13 @@ class Stream(_OfClient):
     def tell(self) -> str:
         if self._left == 0:
             self._end_stream()
-            self._frames = self._client.stream("frames", {"X": X}, outputs=HINTS, path=self._path)
+            self._frames = self._client.stream(
+                "frames", self._chance.choice(({}, {"X": X})), outputs=HINTS, path=self._path
+            )
             self._left = _FRAMES
         self._left -= 1
         try:
-            return checked(next(self._frames))
+            return self._checked(next(self._frames))
         except BaseException:
             self._left = 0
             raise
