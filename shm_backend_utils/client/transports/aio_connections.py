@@ -15,6 +15,7 @@ from .conversation import MOST_SENDINGS, Conversation, Server, Unanswered, trans
 __all__ = ["AsyncConnections"]
 
 _MOST_UNSENT: Final = 1 << 26  # bytes; more only if the server does not read what its windows allow
+_NEXT_ADDRESS_S: Final = 1.0  # how long to wait for one address before the host's next one
 _GONE_MS: Final = 20_000
 """How long a peer may leave data unacknowledged. By default TCP waits a quarter of an hour, and all calls with it."""
 
@@ -102,9 +103,13 @@ class AsyncConnections:
     async def _opened(self) -> _Connection:
         host, port, _, conversation, tls = self._server
         loop = asyncio.get_running_loop()
+        sock = await _socket_to(host, port)
         with translate_handshake() if tls else contextlib.nullcontext():
             _, connection = await loop.create_connection(
-                lambda: _Connection(conversation(), self._open), host, port, ssl=tls
+                lambda: _Connection(conversation(), self._open),
+                sock=sock,
+                ssl=tls,
+                server_hostname=host if tls else None,
             )
         try:
             await connection.ready
@@ -114,6 +119,24 @@ class AsyncConnections:
         self._server.check_takes_requests(connection.conversation)
         self._list(connection)
         return connection
+
+
+async def _socket_to(host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses that answers."""
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    while True:
+        family, kind, protocol, _, address = addresses.pop(0)
+        try:
+            with contextlib.ExitStack() as failed:
+                sock = failed.enter_context(socket.socket(family, kind, protocol))
+                sock.setblocking(False)
+                await asyncio.wait_for(loop.sock_connect(sock, address), _NEXT_ADDRESS_S if addresses else None)
+                failed.pop_all()
+                return sock
+        except (OSError, asyncio.TimeoutError):
+            if not addresses:
+                raise
 
 
 class _Connection(asyncio.Protocol):
