@@ -14,15 +14,15 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_182,
+    "shm_backend_utils": 37_208,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_979,
-    "shm_backend_utils/client": 8_510,
+    "shm_backend_utils/client": 8_518,
     "shm_backend_utils/compat": 1_836,
     "shm_backend_utils/gpu": 3_633,
     "shm_backend_utils/http": 203,
-    "shm_backend_utils/memory": 3_434,
-    "shm_backend_utils/model": 5_116,
+    "shm_backend_utils/memory": 3_438,
+    "shm_backend_utils/model": 5_130,
     "shm_backend_utils/protocol": 1_948,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_189,
@@ -30,8 +30,8 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_216,
     "scripts": 9_509,
     "scripts/tools/bench": 2_667,
-    "tests": 53_074,
-    "docs": 3_498,
+    "tests": 53_147,
+    "docs": 3_499,
 }
 """By folder, or by pattern of files: the most lines."""
 

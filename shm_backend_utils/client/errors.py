@@ -143,7 +143,7 @@ ANSWERED: Final = "the model has answered"
 
 
 def out_of_time(doing: str, request: str = NOT_SENT) -> DeadlineExceededError:
-    """Return the error for a call whose time ran out; ``doing`` names the step, ``request`` what became of it."""
+    """Return the error for a call whose time ran out; ``doing`` names the step, ``request`` its state."""
     return DeadlineExceededError(f"the call's time ran out while {doing}; {request}", _DEADLINE)
 
 

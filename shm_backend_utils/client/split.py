@@ -56,7 +56,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         with result:
             for name, array in result.items():
                 target = found.setdefault(name, np.empty((ranges[-1].stop, *array.shape[1:]), array.dtype))
-                _check_is_alike(name, array, target)
+                _check_fits(name, array, (len(rows), *target.shape[1:]), target.dtype)
                 target[rows.start : rows.stop] = array
         return result
 
@@ -75,9 +75,9 @@ def _ranges(row_count: int | None, most: int) -> list[range]:
     return [range(begin, min(begin + most, row_count)) for begin in range(0, row_count, most)]
 
 
-def _check_is_alike(name: str, part: npt.NDArray[Any], other: npt.NDArray[Any]) -> None:
-    if part.shape[1:] != other.shape[1:] or part.dtype != other.dtype:
+def _check_fits(name: str, part: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if part.shape != shape or part.dtype != dtype:
         raise PeerError(
-            f"parts of a split call gave output {name!r} the shapes {list(part.shape)} and {list(other.shape)}, "
-            "which cannot be put together; call the model once for each batch"
+            f"a part of a split call gave output {name!r} as {part.dtype} of shape {list(part.shape)}, but the parts "
+            f"before need {dtype} of shape {list(shape)}; call the model once for each batch"
         )

@@ -25,7 +25,7 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace, check_output
-from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 from tests.unit.gpu.fakes import DRIVER
 
@@ -234,3 +234,14 @@ def test_a_response_that_does_not_carry_strings_as_bytes_is_the_peers_fault(dtyp
     said = "whose elements are not bytes" if dtype is object else "the model's results break the protocol: "
     with pytest.raises(PeerError, match=said):
         overflowed(ENCODED, [3], dtype)
+
+
+def test_a_part_of_a_split_call_with_other_rows_than_it_was_given_is_the_peers_fault() -> None:
+    def one_row(_: Order, inputs: Arrays) -> Arrays:
+        return {"OUT0": inputs["IN0"][:1]}
+
+    said = r"gave output 'OUT0' as float32 of shape \[1, 3\], but the parts before need"
+    with FakeServer(config("m", dims="3", max_batch_size=4), compute=one_row) as server, client_of(server) as client:
+        for count in (5, 8):
+            with pytest.raises(PeerError, match=said):
+                client.infer("m", {"IN0": np.ones((count, 3), np.float32)}, split=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,15 @@ def test_a_call_grows_and_grows_again_and_stays(server: FakeServer, client: ShmC
             count_to(call, count).release()
             assert has_the_form_of_most(server.orders[-1])
         assert client.stats().slots_held == 1
+
+
+def test_outgrown_room_is_used_again(client: ShmClient) -> None:
+    with client.prepare("m", INPUTS) as call:
+        for count in range(1000, 50_000, 1000):
+            count_to(call, count).release()
+        assert client.stats().pool_bytes < 3 * 4 * count
+        gc.collect()
+        assert len(re.findall("shmbu-", Path("/proc/self/maps").read_text())) <= 3  # first, present, model's
 
 
 def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is_closed(client: ShmClient) -> None:
@@ -203,6 +213,23 @@ def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str
         with pytest.raises(ClosedError):
             call.infer()
         call.close()
+
+
+@pytest.mark.parametrize(("path", "step"), [("inline", "message"), ("direct", "arrays")])
+def test_a_call_closed_as_it_is_sent_sends_nothing(
+    server: FakeServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch, path: Any, step: str
+) -> None:
+    with client.prepare("m", INPUTS, path=path) as call:
+        do_step = getattr(call._call, step)
+
+        def close_first() -> Any:
+            call.close()
+            return do_step()
+
+        monkeypatch.setattr(call._call, step, close_first)
+        with pytest.raises(ClosedError):
+            call.infer()
+    assert server.orders == []
 
 
 def test_a_call_closed_while_it_grows_leaves_nothing(client: ShmClient, monkeypatch: pytest.MonkeyPatch) -> None:

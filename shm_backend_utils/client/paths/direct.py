@@ -249,11 +249,11 @@ def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any
 
 
 class _GrownArray:
-    """The base of a grown region's array: it keeps the former array alive, which marks the region as in use."""
+    """The base of a grown region's array: it keeps the first array alive, which marks the region as in use."""
 
     def __init__(self, memory: Memory, former: Memory) -> None:
         self.__array_interface__ = memory.__array_interface__
-        self._kept = memory, former
+        self._memory, self.first = memory, getattr(former.base, "first", former)
 
 
 @dataclass(eq=False, repr=False)
@@ -269,10 +269,11 @@ class PreparedDirectCall(DirectCall):
         return dict(self._filled)
 
     def send(self, deadline: float) -> Steps[Result]:
-        self._check_is_open()
+        arrays, memory = self.arrays(), self.memory
+        self._check_is_open()  # asked last: a closed call has neither
         for name, span in self.layout.table.inputs.items():
             if span.dtype is BYTES:
-                self._write_strings(name, span)
+                _write_strings(name, arrays[name], memory, span)
         result = yield from super().send(deadline)
         if result.overflowed or self.lacking:
             rooms = self.layout.table.outputs
@@ -280,9 +281,12 @@ class PreparedDirectCall(DirectCall):
         return result
 
     def with_room(self, learned: Mapping[str, int]) -> CallLayout:
-        """Return the layout with room for the lacking outputs at its end; ``learned`` has the bytes per row."""
+        """Return the layout with room for the lacking outputs behind the others; ``learned`` has the bytes per row."""
         layout, outputs = self.layout, dict(self.layout.table.outputs)
-        end, rows = layout.end, layout.batch_size or 1
+        others = [room for name, room in outputs.items() if name not in self.lacking]
+        spans: list[InputSpan | OutputSpan] = [*layout.table.inputs.values(), *others]
+        ends = [span.offset + span.byte_size for span in spans if not span.region]
+        end, rows = aligned(max(ends, default=self.region.data_offset)), layout.batch_size or 1
         for name, size in self.lacking.items():
             outputs[name] = OutputSpan(0, end, max(size, learned.get(name, 0) * rows))
             end = aligned(end + outputs[name].byte_size)
@@ -303,12 +307,13 @@ class PreparedDirectCall(DirectCall):
         self._filled = {}
         self.lacking = {}
 
-    def _write_strings(self, name: str, span: InputSpan) -> None:
-        encoded = Strings.of(name, self.arrays()[name]).encoded
-        if encoded.nbytes > span.byte_size:
-            raise TensorError(
-                name,
-                f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
-                f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
-            )
-        self.memory[span.offset : span.offset + encoded.nbytes] = encoded
+
+def _write_strings(name: str, array: npt.NDArray[Any], memory: Memory, span: InputSpan) -> None:
+    encoded = Strings.of(name, array).encoded
+    if encoded.nbytes > span.byte_size:
+        raise TensorError(
+            name,
+            f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
+            f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
+        )
+    memory[span.offset : span.offset + encoded.nbytes] = encoded

@@ -72,9 +72,10 @@ class InlineCall(Call):
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 
     def send(self, deadline: float) -> Steps[Result]:
-        if self.is_closed:
+        message = self.message()
+        if self.is_closed:  # asked last: a message of a closed call lacks the inputs
             raise ClosedError("this call")
-        return (yield from self.resume((yield Send(self.message(), deadline))))
+        return (yield from self.resume((yield Send(message, deadline))))
 
     def resume(self, outcome: Any) -> Steps[Result]:
         """Continue the call with the answer to its request, or with the request's error."""
@@ -193,14 +194,14 @@ class RegisteredCall(InRegion, Call):
         super().write({name: source for name, source in given.items() if name not in self._strings})
 
     def send(self, deadline: float) -> Steps[Result]:
+        memory, strings = self.memory, self._strings  # kept for the request, even if the call is closed meanwhile
         self._check_is_open()
         if self.region.is_spent:
             raise SlotInDoubtError(
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
             )
-        memory = self.memory  # keeps the region until there is an answer, even if the call is closed meanwhile
-        message, is_first, answer = self._message(), True, None
+        message, is_first, answer = self._message(strings), True, None
         while answer is None:
             yield from self.registrations.add(self.region, deadline)
             try:
@@ -219,7 +220,9 @@ class RegisteredCall(InRegion, Call):
                     continue
                 raise
         response = self.codec.result(answer)
-        arrays = {name: self._output(name, response, memory) for name in self._names}
+        arrays = {}
+        for name in self._names:  # no comprehension: its closure would keep the memory in an error's traceback
+            arrays[name] = self._output(name, response, memory)
         placed = sum(arrays[name].nbytes for name in self._placed)
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
         in_response = tuple(name for name in arrays if name not in self._placed)
@@ -235,12 +238,12 @@ class RegisteredCall(InRegion, Call):
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
         return re.fullmatch(pattern, message) is not None
 
-    def _message(self) -> Any:
+    def _message(self, strings: Mapping[str, npt.NDArray[Any]]) -> Any:
         inputs = []
         for name, (dtype, shape, _, offset, byte_size) in self.layout.table.inputs.items():
             content: Place | npt.NDArray[Any] = Place(self.region.key, offset, byte_size)
             if dtype is BYTES:  # Triton puts neither strings nor empty tensors in regions
-                content = Strings.of(name, self._strings[name]).numpy()
+                content = Strings.of(name, strings[name]).numpy()
             elif not byte_size:
                 content = np.empty(shape, dtype.numpy)
             inputs.append(InputTensor(name, dtype.name, shape, content))

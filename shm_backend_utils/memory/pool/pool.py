@@ -31,6 +31,7 @@ __all__ = ["SlotPool"]
 _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 1.0
+_CLOSES_S: Final = 2.0  # a signal handler that closes the client may have interrupted the code with the lock
 _GUESSES_IN_THE_BUDGET: Final = 4
 _PARTS_UNLOOKED: Final = 64
 
@@ -189,9 +190,12 @@ class SlotPool:
         """Remove all regions, and fail waiting calls; no effect in a forked child. Arrays stay valid. Twice is fine."""
         if self.is_forked:
             return
-        self._end(None)
-        with self._lock:
-            self._clear()
+        self._end(_CLOSES_S)
+        if self._lock.acquire(timeout=_CLOSES_S):
+            try:
+                self._clear()
+            finally:
+                self._lock.release()
 
     def abandon(self) -> None:
         """Close the pool from a finalizer, and wait only briefly: the finalizer's thread itself may hold the lock."""

@@ -326,17 +326,20 @@ class AnsweredRequest(ReceivedRequest):
         span = self._rooms.get(name)
         lying = None if span is None else strings.memory
         output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
-        if output is None and span is not None:
-            output = self._copied_strings(name, strings, span)
-        self.outputs[name] = output or Output(StringsView(name, strings, TRITON), was_copied=True)
+        if output is None:
+            try:
+                encoded = strings.packed()  # now, as model.py may overwrite its array afterwards
+            except TensorError as error:
+                raise may_not_write(error) from None
+            output = None if span is None else self._copied_strings(name, strings, encoded, span)
+        if output is None:
+            copied = Strings.encoded_as(name, np.frombuffer(encoded, np.uint8), strings.shape)
+            output = Output(StringsView(name, copied, TRITON), was_copied=True)
+        self.outputs[name] = output
 
-    def _copied_strings(self, name: str, strings: Strings, span: OutputSpan) -> Output | None:
+    def _copied_strings(self, name: str, strings: Strings, encoded: bytes, span: OutputSpan) -> Output | None:
         """Copy strings to the client's memory and return them as an output; None if they do not fit."""
         memory = self._memories[span.region]
-        try:
-            encoded = strings.packed()
-        except TensorError as error:
-            raise may_not_write(error) from None
         if len(encoded) > span.byte_size or not isinstance(memory, HostMemory):
             return None
         begin = memory.begin + span.offset

@@ -15,6 +15,7 @@ from ...gpu.instance import InstanceGpus
 from ...memory.managed import array_at
 from ...memory.pool.inventory import Need
 from ...memory.pool.pool import SlotPool
+from ...memory.pool.slot import AFTER, FREE, SENT, Slot
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.call_layout import CallInput, lay_out
@@ -50,6 +51,7 @@ class Lending:
         self._numbers: dict[RegionClaim, int] = {}
         self.claims: list[RegionClaim] = []  # in the order of the table
         self.memories: list[MappedMemory] = []  # this process' mappings of the regions in claims
+        self._lent_slots: list[Slot] = []  # of the pool's regions in claims
 
     def place_of(self, array: Any) -> tuple[int, int] | None:
         """Return the region and offset of a C-contiguous array; None if this model cannot lend the array's memory."""
@@ -71,8 +73,15 @@ class Lending:
             offset = address - memory.__array_interface__["data"][0]
             if 0 <= offset <= memory.nbytes - array.nbytes:
                 claim = LentRegionClaim(region.key, region.byte_size, region.token, 0)
+                self._lent_slots.append(region.slots[0])
                 return self._lend(claim, HostMemory(memory)), offset
         return None
+
+    def keep_from_use(self) -> None:
+        """Let the pool use its lent regions again only when the borrower has given them back."""
+        for slot in self._lent_slots:
+            if slot.state == FREE:
+                slot.state = AFTER["request"][FREE]
 
     def _lend_own(self, number: int) -> int:
         lent = None if self._own is None else self._own[number]
@@ -187,6 +196,8 @@ class DirectForwarding(Forwarding):
 
     def give_up(self) -> None:
         self._slot.give_up()
+        if self._slot.state == SENT:
+            self._lending.keep_from_use()
 
     def spoil_lost_memory(self, response: Any) -> str:
         """Spoil the memory if the other model could not open it, and return its error message; else an empty text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call
 from shm_backend_utils.model.forward.direct import Lending, LentMemory
 from shm_backend_utils.model.mapping.memory import HostMemory
+from shm_backend_utils.model.mapping.policy import borrow_slot
 from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 from shm_backend_utils.testing.emulator.request import InferenceRequest
@@ -74,6 +76,21 @@ def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending:
     assert isinstance(claim, LentRegionClaim)
     assert claim.key == region.key
     lending.memories.clear()  # they keep it mapped
+
+
+def test_memory_lent_to_a_call_that_is_given_up_waits_for_the_borrower(lending: Lending, pool: SlotPool) -> None:
+    region, memory = pool.take_granted(pool.request(Need(100), "test"))
+    assert lending.place_of(memory) == (1, 0)
+    borrowed = borrow_slot(region.managed, 0)
+    lending.keep_from_use()
+    lending.memories.clear()
+    del memory
+    assert pool.status.quarantined == 1
+    borrowed.give_back()
+    deadline = time.monotonic() + 30
+    while pool.status.idle == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pool.status.idle == 1
 
 
 def many_tensors() -> dict[str, Any]:

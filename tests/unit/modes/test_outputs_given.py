@@ -15,6 +15,7 @@ from shm_backend_utils.model import Call
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.tensors.view import StringsView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_of, message_of, outputs_of
@@ -145,6 +146,23 @@ def test_strings_are_written_where_they_fit_to_the_byte(open_session: Open, clie
         assert bytes(region[begin : begin + len(PACKED)]) == PACKED
         begin += len(PACKED)
     assert (region[begin:] == 77).all()
+
+
+@pytest.mark.parametrize("room", [0, 100])
+def test_an_array_of_strings_may_be_overwritten_when_it_was_put(open_session: Open, client: Client, room: int) -> None:
+    def infer(call: Call) -> None:
+        for name in ("Y", "Z"):
+            work[...] = name
+            call.put(name, work)
+        work[...] = "later"
+
+    work = np.empty(2, object)
+    request = client.request({"X": X}, {"Y": room, "Z": room})
+    response = serve(open_session, request, infer, [tensor("Y", "STRING"), tensor("Z", "STRING")])
+    for name in ("Y", "Z"):
+        place = client.places()[name]
+        data = client.region.bytes()[place.offset :] if room else outputs_of(response)[name]
+        assert Strings.encoded_as(name, data, (2,)).numpy().tolist() == [name.encode()] * 2
 
 
 @pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}])
