@@ -79,7 +79,8 @@ def test_a_name_means_what_it_stands_for_now_whatever_it_stood_for_before(wire: 
         np.testing.assert_array_equal(found, expected)
         found[number][page, 256:260] = 0
         wire.client.unregister_system_shared_memory(name)
-        assert "not registered" in wire.refused(lambda: wire.send(source.name, target=name), "NOT_FOUND")
+        with pytest.raises(InferenceServerException, match="not registered"):
+            wire.send(source.name, target=name)
 
 
 def test_memory_of_the_python_backend_cannot_be_reached(wire: Wire) -> None:
