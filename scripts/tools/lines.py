@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_216,
     "scripts": 9_509,
     "scripts/tools/bench": 2_667,
-    "tests": 53_148,
+    "tests": 53_149,
     "docs": 3_499,
 }
 """By folder, or by pattern of files: the most lines."""
