@@ -154,7 +154,7 @@ def test_what_cannot_be_removed_is_left_to_the_reaper(segment: SystemSegment, nu
         region.segment.unlink()
         region.close()
         reaper.reap()
-    for name in ("listdir" if sys.version_info >= (3, 13) else "scandir", "open"):  # by which Path.iterdir looks
+    for name in ("scandir", "open")[sys.version_info >= (3, 13) :]:  # whose glob keeps a scandir of its own
         with failing(name, number):
             assert reaper.reap() == []
     reaper.reap()
