@@ -45,7 +45,7 @@ __all__ = [
 
 
 class GpuBuffer:
-    """GPU memory of a slot or a user, which ``keeper`` keeps alive. Without a library, its arrays are InstanceGpus."""
+    """GPU memory of a slot or a user, which ``keeper`` keeps alive. Without a library, its arrays are DeviceArrays."""
 
     def __init__(
         self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None

@@ -209,7 +209,7 @@ class SlotPool:
         self._inventory.after_fork()
         self._waiting.clear()
 
-    def _end(self, patience_s: float | None) -> None:
+    def _end(self, patience_s: float) -> None:
         """Let the housekeeper's thread, which no signal interrupts, remove all regions and end."""
         self._closed = True
         if self._housekeeper is not None:

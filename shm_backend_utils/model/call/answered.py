@@ -333,8 +333,7 @@ class AnsweredRequest(ReceivedRequest):
                 raise may_not_write(error) from None
             output = None if span is None else self._copied_strings(name, strings, encoded, span)
         if output is None:
-            copied = Strings.encoded_as(name, np.frombuffer(encoded, np.uint8), strings.shape)
-            output = Output(StringsView(name, copied, TRITON), was_copied=True)
+            output = Output(StringsView(name, Strings.of(name, strings.numpy()), TRITON), was_copied=True)
         self.outputs[name] = output
 
     def _copied_strings(self, name: str, strings: Strings, encoded: bytes, span: OutputSpan) -> Output | None:
