@@ -156,7 +156,7 @@ class BlockingDriver(_Driver[Transport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        outcome = self.transport.send(step.message, left_until(step.deadline))
+                        outcome = self.transport.send(step.message, max(step.deadline - time.monotonic(), _LEAST_S))
                     elif isinstance(step, Offload):
                         outcome = step.work()
                     elif step is not None:
@@ -241,7 +241,9 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        outcome = await self.transport.send(step.message, left_until(step.deadline))
+                        outcome = await self.transport.send(
+                            step.message, max(step.deadline - time.monotonic(), _LEAST_S)
+                        )
                     elif isinstance(step, Offload):
                         outcome = await self._offload(step)
                     elif step is not None:

@@ -221,6 +221,7 @@ def test_a_call_closed_as_it_is_sent_sends_nothing(
 ) -> None:
     with client.prepare("m", INPUTS, path=path) as call:
         do_step = getattr(call._call, step)
+        monkeypatch.setattr(call._call.known, "has_strings", True)  # only then does the direct path use the arrays
 
         def close_first() -> Any:
             call.close()

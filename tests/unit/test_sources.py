@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from shm_backend_utils.client.options import RequestOptions, Tls, check_options,
 from shm_backend_utils.client.paths.call import check_sequence_id
 from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
-from shm_backend_utils.client.transports.http.codec import HttpCodec
+from shm_backend_utils.client.transports.http.codec import HttpCodec, HttpMessage
 from shm_backend_utils.client.transports.messages import Codec, split_url
 from shm_backend_utils.errors import CallerError, TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
@@ -245,6 +247,32 @@ def test_values_of_numpy_are_sent_like_pythons(codec: Codec) -> None:
     ]
     assert sent[0] == sent[1]
     assert {*OF_NUMPY} == {*RequestOptions.__annotations__}
+
+
+@pytest.mark.parametrize("options", [{}, {**PLAIN, "compression": None}, PLAIN], ids=["none", "some", "compressed"])
+@pytest.mark.parametrize("codec", [GrpcCodec(), HttpCodec()])
+def test_the_messages_of_one_slot_differ_only_in_the_generation(codec: Codec, options: Any) -> None:
+    checked = check_options(options)
+    message_of = codec.for_slot("m", "address", ["Y"], 2, checked)
+    for generation in (1, 7, 10**18):
+        slot = "address", generation
+        whole = codec.infer("m", checked, outputs={"Y": None}, batch_size=2, slot=slot)
+        assert content_of(message_of(generation)) == content_of(whole)
+
+
+def content_of(message: Any) -> Any:
+    if not isinstance(message, HttpMessage) or message.headers.get("Content-Encoding"):
+        return message
+    body, headers = b"".join(message.body or ()), dict(message.headers)
+    assert int(headers.pop("Inference-Header-Content-Length")) == len(body)
+    return message._replace(body=json.loads(body), headers=headers)
+
+
+def test_a_plugin_completes_each_message_of_a_slot() -> None:
+    numbers = itertools.count()
+    codec = GrpcCodec(lambda metadata: [("number", str(next(numbers)))])
+    message_of = codec.for_slot("m", "address", None, None, {})
+    assert [message_of(generation).metadata for generation in (1, 2)] == [[("number", "0")], [("number", "1")]]
 
 
 def test_a_parameter_that_no_request_can_carry_or_that_the_client_writes_itself_is_refused() -> None:

@@ -49,6 +49,7 @@ class DirectCall(InRegion, Call):
     gpus: CallOnGpus | None = field(default=None, init=False)
     buffers: Sequence[GpuBuffer] = ()
     """The GPU memory that the table names in addition to the slot's own region; the first buffer has number 1."""
+    _request: tuple[bytes, Callable[[int], Any]] | None = field(default=None, init=False)
 
     path = "direct"
 
@@ -79,7 +80,7 @@ class DirectCall(InRegion, Call):
         memory, buffers = self.memory, self.buffers  # keep the slot in use even if close() comes meanwhile
         if self.is_closed:
             raise ClosedError("this call")
-        slot, spec, layout, gpus = self.slot, self.known.spec, self.layout, self.gpus
+        slot, gpus = self.slot, self.gpus
         if gpus is not None and gpus.is_lost:
             raise LostMemoryError
         if slot.state != FREE:
@@ -87,20 +88,22 @@ class DirectCall(InRegion, Call):
         elif gpus is not None:
             yield from gpus.models_are_done(deadline)  # a GPU may work on after the last answer
         slot.kept = buffers
-        generation = slot.begin(encode(layout.table))
+        table, message_of = self._request or self._describe()
+        message = message_of(slot.begin(table))
         try:
-            message = self.codec.infer(
-                spec.name,
-                self.settings.options,
-                outputs=layout.requested,
-                batch_size=layout.batch_size,
-                slot=(slot.address_pattern % spec.name, generation),
-            )
             answer = yield Send(message, deadline)
             return (yield from self._received(answer, memory, buffers, gpus, deadline))
         except BaseException as error:
             self._note_failure(error, gpus)
             raise
+
+    def _describe(self) -> tuple[bytes, Callable[[int], Any]]:
+        """Return, and keep, the encoded table, and a function that makes the message of a generation."""
+        layout, model = self.layout, self.known.spec.name
+        rest = layout.requested, layout.batch_size, self.settings.options
+        message_of = self.codec.for_slot(model, self.slot.address_pattern % model, *rest)
+        self._request = encode(layout.table), message_of
+        return self._request
 
     def resume(self, outcome: Any) -> Steps[Result]:
         """Continue the call with the answer to its request, or with the request's error."""
@@ -269,11 +272,12 @@ class PreparedDirectCall(DirectCall):
         return dict(self._filled)
 
     def send(self, deadline: float) -> Steps[Result]:
-        arrays, memory = self.arrays(), self.memory
-        self._check_is_open()  # asked last: a closed call has neither
-        for name, span in self.layout.table.inputs.items():
-            if span.dtype is BYTES:
-                _write_strings(name, arrays[name], memory, span)
+        if self.known.has_strings:
+            arrays, memory = self.arrays(), self.memory
+            self._check_is_open()  # asked last: a closed call has neither
+            for name, span in self.layout.table.inputs.items():
+                if span.dtype is BYTES:
+                    _write_strings(name, arrays[name], memory, span)
         result = yield from super().send(deadline)
         if result.overflowed or self.lacking:
             rooms = self.layout.table.outputs
@@ -300,7 +304,7 @@ class PreparedDirectCall(DirectCall):
             memory = np.frombuffer(self.region.buffer, np.uint8)
             if memory.nbytes > self.memory.nbytes:
                 self.memory = np.asarray(_GrownArray(memory, self.memory))
-            self.layout, self.lacking = layout, {}
+            self.layout, self.lacking, self._request = layout, {}, None
 
     def close(self) -> None:
         super().close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -71,14 +71,14 @@ class Codec(ABC):
         """Return a request's message; ``slot`` is an address and a generation. CallerError if it cannot be sent."""
 
     def for_slot(
-        self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
+        self, model: str, address: str, outputs: Iterable[str] | None, batch_size: int | None, options: RequestOptions
     ) -> Callable[[int], Any]:
-        """Return a function that takes a generation and makes the message of a slot's request without options.
+        """Return a function that takes a generation and makes the message of a slot's request.
 
         The caller sends each message before it makes the next.
         """
         wanted = None if outputs is None else dict.fromkeys(outputs)
-        return lambda number: self.infer(model, {}, outputs=wanted, batch_size=batch_size, slot=(address, number))
+        return lambda number: self.infer(model, options, outputs=wanted, batch_size=batch_size, slot=(address, number))
 
     @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:

@@ -171,6 +171,10 @@ def functions(bench: Bench) -> list[Figure]:
         small = np.ones(256, np.float32)
         outputs = {"OUTPUT0": small.nbytes}
         called["infer of an identity"] = _in_infer(client, IDENTITY, small, outputs)
+        with client.prepare(IDENTITY, {"INPUT0": (small.shape, small.dtype)}) as call:
+            for _ in range(_WARM_UP):
+                call.infer()
+            called["infer of a prepared identity"] = functions_called(call.infer)
     with ShmClient(bench.server.grpc_url) as client:
         called["infer of an identity, in band"] = _in_infer(client, IDENTITY, small, outputs, "inline")
     figures = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -88,9 +88,12 @@ class GrpcCodec(Codec):
         return self._message("ModelInfer", message, metadata, _COMPRESSION[options.get("compression")])
 
     def for_slot(
-        self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
+        self, model: str, address: str, outputs: Iterable[str] | None, batch_size: int | None, options: RequestOptions
     ) -> Callable[[int], GrpcMessage]:
-        message: GrpcMessage = super().for_slot(model, address, outputs, batch_size)(0)
+        anew = super().for_slot(model, address, outputs, batch_size, options)
+        if self._complete is not None:  # each message may have other metadata
+            return anew
+        message: GrpcMessage = anew(0)
         generation_parameter = message.request.parameters[GENERATION_PARAMETER]
 
         def message_of(generation: int) -> GrpcMessage:

@@ -10,7 +10,7 @@ import json
 import math
 import operator
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -142,9 +142,12 @@ class HttpCodec(Codec):
         return HttpMessage("POST", path, body, headers)
 
     def for_slot(
-        self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
+        self, model: str, address: str, outputs: Iterable[str] | None, batch_size: int | None, options: RequestOptions
     ) -> Callable[[int], HttpMessage]:
-        method, path, body, headers, _ = super().for_slot(model, address, outputs, batch_size)(_LARGE_GENERATION)
+        anew = super().for_slot(model, address, outputs, batch_size, options)
+        if options:  # they may compress the body
+            return anew
+        method, path, body, headers, _ = anew(_LARGE_GENERATION)
         before, after = body[0].rsplit(b"%d" % _LARGE_GENERATION, 1)
         return lambda generation: HttpMessage(method, path, (b"%b%19d%b" % (before, generation, after),), headers)
 
