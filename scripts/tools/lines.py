@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_220,
+    "shm_backend_utils": 37_226,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_979,
-    "shm_backend_utils/client": 8_531,
+    "shm_backend_utils/client": 8_537,
     "shm_backend_utils/compat": 1_836,
     "shm_backend_utils/gpu": 3_633,
     "shm_backend_utils/http": 203,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_216,
     "scripts": 9_513,
     "scripts/tools/bench": 2_671,
-    "tests": 53_178,
+    "tests": 53_197,
     "docs": 3_499,
 }
 """By folder, or by pattern of files: the most lines."""

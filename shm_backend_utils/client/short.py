@@ -137,7 +137,8 @@ class _Direct(_ShortCall):
         _, rows, input_bytes, _, _, rooms, _, is_certain = self.fitting
         slot = region.slots[0]
         response = functools.partial(core.codec.result, answer)
-        result = usual_result(self.known, region, slot, self.memory, rooms, response, input_bytes)
+        place = self.memory, region.data_offset, region.data_end
+        result = usual_result(self.known, slot, slot.sent, *place, rooms, response, input_bytes)
         if result is None:
             return None
         slot.state = AFTER["answer"][slot.state]

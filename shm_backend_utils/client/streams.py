@@ -25,7 +25,7 @@ from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Outputs, sources, wanted_outputs
 from .known_model import KnownModel
 from .paths.call import InRegion, check_sequence_id, write_inputs
-from .paths.direct import result_of
+from .paths.direct import result_of, usual_result
 from .paths.on_gpus import brought_to_gpus, can_be_downloaded
 from .paths.taking import take
 from .paths.triton_shm import InlineCall
@@ -93,7 +93,8 @@ class DirectStream(InRegion):
         self.layout = layout._replace(table=layout.table._replace(ring=ring))
         self._index = 0
         self._released: dict[int, weakref.ref[Memory]] = {}
-        self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
+        ends = [span.offset + span.byte_size for span in layout.table.inputs.values()]
+        self._inputs_end = max(ends, default=self.region.data_offset)
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
@@ -112,14 +113,16 @@ class DirectStream(InRegion):
         place = self._index % len(self._frames)
         number = frame_number(self._slot.sent, self._index)
         frame = self._frames[place]
-        data = bytes(frame.results)
-        if not data:
-            raise ClosedError("this client")
-        places, *_ = results.decode(data, (self.region.data_end,), self.region.data_offset, self.known.spec, number)
         # The result's arrays must keep this array. NumPy would make them keep self.memory, hence the memoryview.
-        memory = np.frombuffer(self.memory.data, np.uint8)
-        response = functools.partial(self.codec.result, answer)
-        result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
+        memory, end, spec = np.frombuffer(self.memory.data, np.uint8), self.region.data_end, self.known.spec
+        wanted, response = self.layout.table.outputs, functools.partial(self.codec.result, answer)
+        result = usual_result(self.known, frame, number, memory, self._inputs_end, end, wanted, response, 0)
+        if result is None:
+            data = bytes(frame.results)
+            if not data:
+                raise ClosedError("this client")
+            places, *_ = results.decode(data, (end,), self.region.data_offset, spec, number)
+            result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         return result

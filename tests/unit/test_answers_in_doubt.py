@@ -27,6 +27,8 @@ from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.errors import ClosedError, PeerError, SlotInUseError, StaleRequestError, refusal
 from shm_backend_utils.model.call.checks import shares_no_memory
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.call_layout import ALIGNMENT
 from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
@@ -317,6 +319,23 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
         for _ in range(2):
             next(stream).release()
         with pytest.raises(PeerError, match="without having used the shared memory"):
+            next(stream)
+
+
+def test_a_frame_on_inputs_is_copied_and_one_on_the_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = iter((lambda offset: offset - ALIGNMENT, lambda _: ALIGNMENT))  # the input lies before the first frame
+    encode = results.encode
+
+    def encode_elsewhere(written: list[results.OutputPlace]) -> bytes:
+        place = next(places)
+        return encode([each._replace(offset=place(each.offset)) for each in written])
+
+    monkeypatch.setattr(results, "encode", encode_elsewhere)
+    model = config("m", model_transaction_policy={"decoupled": True})
+    with FakeServer(model, compute=lambda _, inputs: [{"OUT0": X}] * 2) as server, client_of(server) as client:
+        stream = iter(client.stream("m", {"IN0": X}, outputs={"OUT0": X.nbytes}, frames=2))
+        assert next(stream)["OUT0"].flags.owndata
+        with pytest.raises(PeerError, match=f"offset {ALIGNMENT} that are not the request's"):
             next(stream)
 
 

@@ -31,7 +31,7 @@ from .gpu_waits import LostMemoryError
 from .on_gpus import CallOnGpus, GpuBuffer
 from .triton_shm import no_strings
 
-__all__ = ["DirectCall", "PreparedDirectCall", "result_of"]
+__all__ = ["DirectCall", "PreparedDirectCall", "result_of", "usual_result"]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BY_PLACE: Final = operator.attrgetter("region", "offset")
@@ -123,7 +123,8 @@ class DirectCall(InRegion, Call):
         response = functools.partial(self.codec.result, answer)
         result = None
         if gpus is None and len(layout.table.outputs) == len(layout.requested or spec.outputs):
-            result = usual_result(self.known, region, slot, memory, layout.table.outputs, response, avoided)
+            place, wanted = (memory, region.data_offset, region.data_end), layout.table.outputs
+            result = usual_result(self.known, slot, slot.sent, *place, wanted, response, avoided)
         if result is None:
             data = bytes(slot.results)
             if not data:
@@ -172,17 +173,18 @@ class DirectCall(InRegion, Call):
 
 def usual_result(
     known: KnownModel,
-    region: SlotRegion,
     slot: Slot,
+    number: int,
     memory: Memory,
+    begin: int,
+    end: int,
     wanted: Collection[str],
     response: Callable[[], Any],
     bytes_avoided: int,
 ) -> Result | None:
-    """Return the result of a request if all wanted outputs are numbers in the slot's own region; otherwise None."""
+    """Return the result of generation ``number`` if all wanted outputs are numbers within ``memory[begin:end]``."""
     data = bytes(slot.results)
-    begin, end = region.data_offset, region.data_end
-    found = results.read_expected(data, slot.sent, begin, end, wanted, known.outputs) if data else None
+    found = results.read_expected(data, number, begin, end, wanted, known.outputs) if data else None
     if found is None:
         return None
     arrays: dict[str, npt.NDArray[Any]] = {}
