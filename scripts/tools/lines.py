@@ -31,7 +31,7 @@ CEILINGS: Final = {
     "scripts": 9_513,
     "scripts/tools/bench": 2_671,
     "tests": 53_197,
-    "docs": 3_499,
+    "docs": 3_500,
 }
 """By folder, or by pattern of files: the most lines."""
 
