@@ -20,15 +20,10 @@ from ...processes import Program, children, resident_bytes
 from ..bench import Bench, sealed_bytes, shared_bytes
 from ..ways import RegisteredPair
 
-PROGRAM: Final = "scripts.tools.bench.random_requests"
-LARGE_BYTES: Final = 2**30
-MOST_GROWN_MIB: Final = 8.0
 MIB: Final = 2**20
 
 REGISTERED_BYTES: Final = 2**20
-MOST_OF_TRUSTED: Final = 1.15
 OUTPUT_IN: Final = ("two regions", "one region")
-CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
 def growth(bench: Bench) -> list[Figure]:
@@ -42,7 +37,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
     with bench.direct_client() as client:
         client.infer("identity", {"INPUT0": np.ones(16, np.float32)}, outputs={"OUTPUT0": 64}).release()
         pools = shared_bytes(server.shm_prefix)
-        with client.prepare("identity", {"INPUT0": ((LARGE_BYTES // 4,), np.float32)}) as call:
+        with client.prepare("identity", {"INPUT0": ((2**30 // 4,), np.float32)}) as call:
             for _ in bench.shown("growth by a request", bench.amounts.rounds):
                 before = resident_bytes(server.pid)
                 call.infer().release()
@@ -61,7 +56,7 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     """Let a separate process send random requests; compare all processes' memory before and after."""
     requests = bench.amounts.requests
     with ExitStack() as stack:
-        client = Program(PROGRAM, bench.server.grpc_url, requests)
+        client = Program("scripts.tools.bench.random_requests", bench.server.grpc_url, requests)
         stack.callback(client.end)
         _line(client)  # it has warmed up
         before = _held(bench, client.pid)
@@ -75,7 +70,7 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     what = f"{requests:,} requests of random shapes, dtypes, parameters, hints and overflows"
     seen = f"{outcome['answers']:,} answers, {outcome['overflowed']:,} of them with overflows"
     return [
-        Figure(f"growth after {what}", sum(grown.values()), "MiB more than before", basis, at_most=MOST_GROWN_MIB),
+        Figure(f"growth after {what}", sum(grown.values()), "MiB more than before", basis, at_most=8.0),
         Figure(f"wrong answers to {what}", outcome["wrong"], "answers", seen, at_most=0),
     ]
 
@@ -111,24 +106,19 @@ def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
         pair.fill(np.ones(REGISTERED_BYTES // 4, np.float32))
         cases: dict[str, Callable[[], object]] = {}
         for words in OUTPUT_IN:
-            for case, model in CASES.items():
+            for case, model in (("trusted", "trusting_identity"), ("checked", "identity")):
                 request = attach(model, pair.inputs, pair.outputs)
                 cases[f"{case}, {words}"] = partial(client.infer, model, **request)
             pair.outputs[0].set_shared_memory(pair.source.name, REGISTERED_BYTES, REGISTERED_BYTES)
         medians = bench.measure(f"registered names, {protocol}", cases)
-    names = {words: f"{protocol}: identity of 1 MiB by attach, {words}, names checked" for words in sorted(OUTPUT_IN)}
-    limit, unit = MOST_OF_TRUSTED, "× names trusted"
-    return [
-        medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=limit)
-        for words, name in names.items()
-    ]
+    figures = []
+    for words in sorted(OUTPUT_IN):
+        name, unit = f"{protocol}: identity of 1 MiB by attach, {words}, names checked", "× names trusted"
+        figures.append(medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=1.15))
+    return figures
 
 
-SIZES: Final = (2**12, 2**24)
 REGIONS: Final[tuple[RegionName, ...]] = ("system", "sealed")
-MOST_MS_MORE: Final = 3.0
-MOST_OF_SYSTEM: Final = 1.05
-WARM_UP_ROUNDS: Final = 3
 
 
 def sealed(bench: Bench) -> list[Figure]:
@@ -141,18 +131,18 @@ def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
         for region in REGIONS:
             client = ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
             clients[region] = stack.enter_context(client)
-        return [figure for byte_size in SIZES for figure in _of_size(bench, protocol, byte_size, clients)]
+        return [figure for byte_size in (2**12, 2**24) for figure in _of_size(bench, protocol, byte_size, clients)]
 
 
 def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:
     what = f"{protocol}: infer of {in_words(byte_size)}"
     x = np.ones(byte_size // 4, np.float32)
-    cases: dict[str, Callable[[], object]] = {region: partial(_infer, client, x) for region, client in clients.items()}
+    cases = {region: partial(_infer, client, x) for region, client in clients.items()}
     first = bench.measure(
         f"{what}, first",
         cases,
         bench.amounts.slow_rounds,
-        warm_up_rounds=WARM_UP_ROUNDS,  # in which it tries the model
+        warm_up_rounds=3,  # in which it tries the model
         before=lambda region: clients[region]._memory.pool.drop_idle(),
     )
     warm = bench.measure(f"{what}, warm", cases)
@@ -160,8 +150,8 @@ def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, Shm
     basis = f"{first['sealed']:.3f} ms - {first['system']:.3f} ms"
     known, in_system = f"{what}, in a sealed region that the model knows", "× in one of /dev/shm"
     return [
-        Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=MOST_MS_MORE),
-        warm.ratio(known, "sealed", "system", in_system, at_most=MOST_OF_SYSTEM),
+        Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=3.0),
+        warm.ratio(known, "sealed", "system", in_system, at_most=1.05),
     ]
 
 
