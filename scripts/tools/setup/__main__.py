@@ -1,8 +1,4 @@
-"""Make an environment with what the tools need, and install the embedded server. Standard library only.
-
-Says nothing when there is nothing to do. An environment counts as made when its stamp says so, which is written last:
-whatever was interrupted or failed is started over.
-"""
+"""Make an environment with what the tools need, and install the embedded server. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,49 +9,41 @@ import hashlib
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from shm_backend_utils.cli.terminal import exit_status
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server.install import default_folder
+from shm_backend_utils.server.installation import Installation
+
 from .. import ROOT
+from ..processes import started
 
 
 class StepFailedError(Exception):
     """A step of the setup failed; the message is what the command that failed had to say."""
 
 
-class Subprocess:
-    """A program that runs. A context manager, which ends it, as Ctrl-C does, with all that it has started."""
-
-    def __init__(self, words: list[str]) -> None:
-        self._name = words[0]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True)
-
-    def finish(self) -> None:
-        """Wait for its end; raise StepFailedError with its standard error if it failed."""
-        if self._process.wait() != 0:
-            self._errors.seek(0)
-            printed = self._errors.read().strip()
-            raise StepFailedError(printed or f"{self._name} failed with status {self._process.returncode}")
-
-    def __enter__(self) -> Subprocess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
-            self._process.wait()
-        self._errors.close()
+@contextlib.contextmanager
+def beside(words: list[str]) -> Iterator[None]:
+    """Have a program run beside a block; StepFailedError with its standard error if it fails."""
+    with tempfile.TemporaryFile("w+") as errors, started(words, stdout=subprocess.DEVNULL, stderr=errors) as process:
+        yield
+        if process.wait() != 0:
+            errors.seek(0)
+            printed = errors.read().strip()
+            raise StepFailedError(printed or f"{words[0]} failed with status {process.returncode}")
 
 
 def run(words: list[str]) -> None:
-    with Subprocess(words) as process:
-        process.finish()
+    with beside(words):
+        pass
 
 
 @dataclass(frozen=True)
@@ -140,16 +128,8 @@ class Environment:
         return [str(self.python), "-m", "pip", "install", *options, *arguments]
 
 
-INSTALL_SERVER = "scripts.tools.setup.install_server"
-
-
 def server_is_installed() -> bool:
     """Return whether the embedded server for this Python, which is also the environment's, is in its place."""
-    sys.path.insert(0, str(ROOT))
-    from shm_backend_utils.errors import MachineError  # noqa: PLC0415
-    from shm_backend_utils.server.install import default_folder  # noqa: PLC0415
-    from shm_backend_utils.server.installation import Installation  # noqa: PLC0415
-
     try:
         return Installation(default_folder()).is_complete
     except MachineError as error:  # there is no such version
@@ -166,24 +146,17 @@ def set_up(environment: Environment, contents: Contents) -> None:
     if not is_begun:
         _say(f"make {environment.folder.name}")
         environment.create()
-    with Subprocess([str(environment.python), "-m", INSTALL_SERVER]) as installing_server:
+    with beside([str(environment.python), "-m", "scripts.tools.setup.install_server"]):
         if not is_made:
             _say("install packages")
             environment.install(contents)
             environment.stamp(contents)
         if not is_served:
             _say("install the server")
-        installing_server.finish()
 
 
 def _say(step: str) -> None:
     print(f"scripts/setup: {step}", file=sys.stderr, flush=True)
-
-
-def end(number: int, _: object) -> None:
-    """End by a signal. A second one, as of a group that gets it too, must not end what ends in good order."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def main() -> int:
@@ -210,20 +183,13 @@ def main() -> int:
     name = ".venv" if arguments.python is None else f".venv-py{arguments.python}"  # scripts/setup has found that Python
     if contents is EVERYTHING_WITH_NUMPY_1:
         name += "-numpy1"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
-    signal.signal(signal.SIGTERM, end)
-    checkout = os.open(ROOT, os.O_RDONLY)
-    fcntl.flock(checkout, fcntl.LOCK_EX)  # scripts may be started side by side; the second waits for the first
-    try:
+
+    def program() -> int:
+        fcntl.flock(os.open(ROOT, os.O_RDONLY), fcntl.LOCK_EX)  # a second script that starts waits for the first
         set_up(Environment(name), contents)
-    except (StepFailedError, OSError) as error:
-        print(f"scripts/setup failed:\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    finally:
-        os.close(checkout)
-    return 0
+        return 0
+
+    return exit_status(program, StepFailedError)
 
 
 if __name__ == "__main__":
