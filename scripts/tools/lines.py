@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from . import ROOT
@@ -36,16 +34,11 @@ CEILINGS: Final = {
 """By folder, or by pattern of files: the most lines."""
 
 
-def files_of(name: str) -> Iterable[Path]:
-    """Return the files that a ceiling counts: Python files, or the Markdown files of documents."""
-    place = ROOT / name
-    if not place.is_dir():
-        return ROOT.glob(name)
-    return place.rglob("*.md" if name == "docs" else "*.py")
-
-
 def lines_of(name: str) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in files_of(name))
+    """Count the lines of Python files, or of the Markdown files of documents."""
+    place = ROOT / name
+    files = place.rglob("*.md" if name == "docs" else "*.py") if place.is_dir() else ROOT.glob(name)
+    return sum(file.read_bytes().count(b"\n") for file in files)
 
 
 def main() -> int:

@@ -1,7 +1,4 @@
-"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's.
-
-NVIDIA's bindings and all of this package run as ever, on the fake driver; what is measured so says nothing.
-"""
+"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the check has a GPU do: by CuPy, by PyTorch, or by neither, which is by the driver's own copies.
 
-Arrays are one-dimensional, of FP32; streams are what users of the library hold. A :class:`Gate` holds a stream, so that
-work behind it has certainly not run. A model has a copy of this file, so it imports nothing of the check.
+Arrays are one-dimensional, of FP32. A model has a copy of this file, so it imports nothing of the check.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ LIBRARIES: Final = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy
 CAPTURE_MODES: Final = ("GLOBAL", "THREAD_LOCAL", "RELAXED")
 
 _OPEN, _PROCESS = range(2)  # words of a gate
-_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 
 Numbers = npt.NDArray[np.float32]
 Kernels: TypeAlias = "_CupyKernels | _TorchKernels | _PlainKernels"
@@ -96,7 +94,8 @@ class Capture:
     def __init__(self, runtime: CudaRuntime, mode: str, *, is_blocking: bool = False) -> None:
         self._ends, self._has_begun = threading.Event(), threading.Event()
         self._error = "it has not begun"
-        self._thread = threading.Thread(target=self._run, args=(runtime, mode, 0 if is_blocking else _NON_BLOCKING))
+        flags = 0 if is_blocking else 1  # CU_STREAM_NON_BLOCKING
+        self._thread = threading.Thread(target=self._run, args=(runtime, mode, flags))
         self._thread.start()
         self._has_begun.wait()
 

@@ -15,9 +15,6 @@ from .. import ROOT
 from .. import figures as common
 from ..figures import in_words, medians_ms
 
-TEXT_FILE: Final = "report.txt"
-JSON_FILE: Final = "report.json"
-
 _Error = TypeVar("_Error", bound=Exception)
 
 
@@ -66,17 +63,18 @@ class Figure(common.Figure):
 
 
 class Report:
-    def __init__(self, title: str, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
+    def __init__(self, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
         self.outcomes: list[Outcome] = []
         self.figures: list[Figure] = []
-        self._title = title  # what the report begins with
+        real, fake = "shm_backend_utils on a GPU", "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
+        self._title = fake if is_fake else real
         self._machine = dict(machine)  # what it was found on, by what it is
         self._is_fake = is_fake  # there was no GPU: the figures say nothing, and are held to nothing
         self._folder = folder  # for the two files, which are there even if a check takes the process with it
         self._folder.mkdir(parents=True, exist_ok=True)
         self._text = ""
         self._running = ""  # the check, by which a report that ends early tells where
-        self._say(title, "", *[f"{what}: {value}" for what, value in machine.items()], "")
+        self._say(self._title, "", *[f"{what}: {value}" for what, value in machine.items()], "")
 
     def run(self, group: str, name: str, check: Callable[[], str | None]) -> bool:
         """Run a check, which may return a detail, and return whether it passed. Whatever it raises ends it alone."""
@@ -135,7 +133,7 @@ class Report:
 
     def _write(self) -> None:
         running = f"RUNNING  {self._running}\n" if self._running else ""
-        (self._folder / TEXT_FILE).write_text(self._text + running)
+        (self._folder / "report.txt").write_text(self._text + running)
         figures = [{**asdict(figure), "is_held": figure.is_held} for figure in self.figures]
         content = {
             "title": self._title,
@@ -145,10 +143,8 @@ class Report:
             "checks": [outcome._asdict() for outcome in self.outcomes],
             "figures_of_a_fake_gpu" if self._is_fake else "figures": figures,
         }
-        (self._folder / JSON_FILE).write_text(json.dumps(content, indent=2) + "\n")
+        (self._folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
 
-
-_WARM_UP_ROUNDS: Final = 20
 
 _Prepared = TypeVar("_Prepared")
 
@@ -164,15 +160,8 @@ class Amounts:
     pitches: tuple[int, ...]  # in bytes, from one row of four bytes to the next
 
 
-FULL: Final = Amounts(
-    300,
-    (2**10, 2**20, 2**26, 2**30),
-    2**28,
-    30,
-    tuple(2**power for power in range(20, 31, 2)),
-    6.0,
-    (100, 65_540, 2**20, 2**31),
-)
+_LENT_BYTES: Final = tuple(2**power for power in range(20, 31, 2))
+FULL: Final = Amounts(300, (2**10, 2**20, 2**26, 2**30), 2**28, 30, _LENT_BYTES, 6.0, (100, 65_540, 2**20, 2**31))
 SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, (2**12, 2**16), 0.2, (100, 65_540))
 
 
@@ -181,7 +170,7 @@ def ratio(name: str, above_ms: float, below_ms: float, unit: str, **limits: Any)
 
 
 def medians_of(rounds: int, **cases: Callable[[], object]) -> dict[str, float]:
-    return medians_ms(cases, range(-min(_WARM_UP_ROUNDS, rounds), rounds))
+    return medians_ms(cases, range(-min(20, rounds), rounds))
 
 
 def identity_medians(

@@ -62,23 +62,18 @@ class Contents:
         return hashlib.sha256("\0".join(map(str, [*made_of, *packages])).encode()).hexdigest()
 
 
-# What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
-# another NumPy; it uses none of that.
+# It requires all of tritonclient's extras, CUDA's packages among them, and another NumPy, and uses none of that.
 OTHER_CLIENT: Final = "triton-shm-client==0.1.0"
-# What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
-TORCH: Final = "torch==2.13.0+cpu"
-# What tests of GPU memory compare with: it describes arrays and streams without a GPU as well.
-CUPY: Final = "cupy-cuda12x==14.2.0"
-# NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
-BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
-BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
-
 COMMANDS: Final = Contents("demo", ("numpy>=2",))
 """What ``scripts/demo`` and ``serve`` need: to try the demo, you need not wait for PyTorch."""
 EVERYTHING: Final = Contents(
-    "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
+    "dev",
+    ("numpy>=2", "cuda-bindings>=13"),
+    (OTHER_CLIENT,),
+    ("torch==2.13.0+cpu", "cupy-cuda12x==14.2.0"),  # other builds of torch bring gigabytes for GPUs
+    includes=(COMMANDS,),
 )
-EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", BINDINGS_OF_CUDA_12), (OTHER_CLIENT,))
+EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", "cuda-bindings<13"), (OTHER_CLIENT,))
 
 
 class Environment:
@@ -162,26 +157,13 @@ def _say(step: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description="Set up the checkout.")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--commands",
-        action="store_const",
-        dest="chosen",
-        const=COMMANDS,
-        help="have in .venv what scripts/demo and serve need, and not what tests need",
-    )
-    kinds.add_argument(
-        "--numpy1",
-        action="store_const",
-        dest="chosen",
-        const=EVERYTHING_WITH_NUMPY_1,
-        help="make .venv-numpy1 instead: the same with NumPy 1.26",
-    )
+    kinds.add_argument("--commands", action="store_true", help="have in .venv only what scripts/demo and serve need")
+    kinds.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     parser.add_argument("--python", metavar="VERSION", help="make .venv-pyVERSION instead: the same with that Python")
-    parser.set_defaults(chosen=EVERYTHING)
     arguments = parser.parse_args()
-    contents = arguments.chosen
+    contents = EVERYTHING_WITH_NUMPY_1 if arguments.numpy1 else COMMANDS if arguments.commands else EVERYTHING
     name = ".venv" if arguments.python is None else f".venv-py{arguments.python}"  # scripts/setup has found that Python
-    if contents is EVERYTHING_WITH_NUMPY_1:
+    if arguments.numpy1:
         name += "-numpy1"
 
     def program() -> int:

@@ -111,7 +111,7 @@ def _of_another_process(client: ServerClient) -> str:
             runtime.close(address, 0)
 
 
-def _alive_at_exit(client: ServerClient) -> None:
+def alive_at_exit(client: ServerClient) -> None:
     library = client.gpu.kernels.name
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         gate, is_fake = Gate.create(), client.gpu.is_fake
@@ -144,7 +144,4 @@ CHECKS: Final[Mapping[str, Check]] = {
     "memory of the driver's pool is copied, and that is told": _of_the_drivers_pool,
     "virtual memory, as of expandable_segments, is copied, and that is told": _virtual,
     "memory of another process, as of torch.multiprocessing, is copied, and that is told": _of_another_process,
-}
-OF_HARNESS: Final[Mapping[str, Check]] = {
-    "a process that ends with tensors and calls alive ends well": _alive_at_exit,
 }

@@ -20,7 +20,6 @@ from .client import COUNT, HELD_S, MORTAL, NUMBERS, Check, ServerClient, wait_un
 
 _TURNS: Final = 2
 _SOON_S: Final = 5.0
-_AFTER_DEATH_S: Final = 1.0
 
 
 def _waited_for(client: ServerClient, stream: str) -> None:
@@ -130,11 +129,8 @@ def model_is_killed(client: ServerClient) -> str:
             time.sleep(HELD_S)
             require(not gpu.is_idle(handle), "the client's stream does not wait for the model's")
             os.kill(model, signal.SIGKILL)
-            seconds = wait_until(
-                lambda: gpu.is_idle(handle),
-                "the client's stream has not gone on after the model's death",
-                _AFTER_DEATH_S,
-            )
+            otherwise = "the client's stream has not gone on after the model's death"
+            seconds = wait_until(lambda: gpu.is_idle(handle), otherwise, patience_s=1.0)
         raised(ShmError, "the memory that the model has left is used again", call.infer, cuda_stream=handle)
         result.release()
     client.require_quick(client.infer(client.filled()))
