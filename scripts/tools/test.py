@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -37,12 +37,12 @@ WHERE: Final = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folde
 _MOST_FLAKES: Final = 2
 
 
-def find_newest(python: str | None, environment: Mapping[str, str] = os.environ, beside: Path = _BESIDE) -> Path | None:
+def find_newest(python: str | None) -> Path | None:
     """Return the folder of the newest server for a version of Python, unpacked if need be; None if there is none."""
-    named = environment.get(VARIABLE)
+    named = os.environ.get(VARIABLE)
     if named and not Path(named).exists():
         raise MachineError(f"{VARIABLE} names {named}, which is not there")
-    beside_us = [each for each in beside.glob("*") if each.name.endswith(_ARCHIVE) or Installation(each).is_complete]
+    beside_us = [each for each in _BESIDE.glob("*") if each.name.endswith(_ARCHIVE) or Installation(each).is_complete]
     found = [Path(named).absolute()] if named else beside_us
     newest = max(found, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)], default=None)
     return _unpacked(newest, python or PYTHON) if newest is not None and newest.is_file() else newest
@@ -72,8 +72,7 @@ def _unpacked(archive: Path, python: str) -> Path:
 @dataclass(frozen=True)
 class Environment:
     name: str  # of its folder
-    # the folder of the server that tests run on; that of the environment's variables if not given
-    server: Path | None = None
+    server: Path | None = None  # the folder of the server that tests run on; that of the variables if not given
 
     @property
     def command(self) -> list[str]:
@@ -137,15 +136,7 @@ def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
 
 
 def _run(environment: Environment, arguments: Sequence[str]) -> int:
-    """Run pytest to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
-    color = ["--color=yes"] if sys.stdout.isatty() else []
-    words = [*environment.command, *arguments, *color]
-    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(words, cwd=ROOT, env=environment.variables, **outputs) as process:
-        assert process.stdout is not None
-        while part := os.read(process.stdout.fileno(), 65536):
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
+    with started([*environment.command, *arguments], cwd=ROOT, env=environment.variables) as process:
         return process.wait()
 
 

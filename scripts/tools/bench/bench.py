@@ -39,6 +39,10 @@ _CODE: Final = {
 """Models that are another one with another configuration. No links: archives do not carry those to folders."""
 
 
+TRITON: Final[Mapping[str, Any]] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+"""The modules of tritonclient, by protocol."""
+
+
 def bench_server() -> AbstractContextManager[EmbeddedServer]:
     models = [REPOSITORY / "identity", REPOSITORY / "multiply", *models_in(Path(__file__).with_name("models"))]
 
@@ -149,9 +153,7 @@ class Bench:
         return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
 
     def plain_client(self, protocol: str = "grpc") -> Any:
-        if protocol == "grpc":
-            return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
-        return tritonclient.http.InferenceServerClient(self.server.http_url)
+        return TRITON[protocol].InferenceServerClient(self.urls[protocol].removeprefix("http://"))
 
     def direct_client(self) -> ShmClient:
         """Return this library's client, whose small calls go direct as well; to be closed."""

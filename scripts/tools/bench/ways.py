@@ -13,13 +13,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio
-import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.cli.common.registered_regions import registered_region
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 
-from .bench import Bench
+from .bench import TRITON, Bench
 
 Floats = npt.NDArray[np.float32]
 
@@ -67,10 +66,7 @@ def endless(given: list[_Given], first: int = 0) -> Iterator[_Given]:
 
 def in_band(x: Floats, protocol: str = "grpc") -> list[Any]:
     """Return the inputs of a request with one tensor, as tritonclient takes them, sync or aio."""
-    triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-    tensor = triton.InferInput("INPUT0", list(x.shape), "FP32")
-    tensor.set_data_from_numpy(x)
-    return [tensor]
+    return [TRITON[protocol].InferInput("INPUT0", list(x.shape), "FP32").set_data_from_numpy(x)]
 
 
 class RegisteredPair:
@@ -87,9 +83,8 @@ class RegisteredPair:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
         self.source = registered_region(stack, plain, f"{name}-in", most_bytes)
         self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
-        triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-        self.inputs = [triton.InferInput(names[0], [0], "FP32")]
-        self.outputs = [triton.InferRequestedOutput(names[1])]
+        self.inputs = [TRITON[protocol].InferInput(names[0], [0], "FP32")]
+        self.outputs = [TRITON[protocol].InferRequestedOutput(names[1])]
 
     def fill(self, x: Floats) -> None:
         shared_memory.set_shared_memory_region(self.source.handle, [x])

@@ -40,7 +40,11 @@ class Covering:
         known = json.loads(kept.read_text()) if kept.exists() else {}
         digests = _digests(root)
         modules = {str(path.relative_to(root)): _digest([path]) for path in (root / "shm_backend_utils").rglob("*.py")}
-        files = {file: found for file, found in known.items() if _holds(found, digests.get(file), modules)}
+        files = {
+            file: found
+            for file, found in known.items()
+            if found["digest"] == digests.get(file) and found["modules"].items() <= modules.items()
+        }
         missing = [file for file in digests if file not in files]
         failed: list[str] = []
         if missing:
@@ -67,12 +71,6 @@ class Covering:
         changed, all_lines = (range(begin, mutant.last_line + 1) for begin in (mutant.first_line, mutant.from_line))
         tests = [test for test, lines in executed.items() if not lines.isdisjoint(all_lines)]
         return sorted(tests, key=lambda test: (executed[test].isdisjoint(changed), self.seconds[test]))
-
-
-def _holds(file: dict[str, Any], digest: str | None, modules: dict[str, str]) -> bool:
-    """Return whether a file of tests, and what it has executed, are as they were when it was run."""
-    executed: dict[str, str] = file["modules"]
-    return file["digest"] == digest and executed.items() <= modules.items()
 
 
 def _record(root: Path, files: list[str], folder: Path) -> dict[str, Any]:

@@ -37,7 +37,10 @@ class SoakServer(MortalServer):
         self._folder = folder / "models"
         samples = [REPOSITORY / name for name in ("identity", "multiply", "frames", "text_upper")]
         copy_models([*models_in(Path(__file__).with_name("models")), *samples], self._folder)
-        _add_model_of_guests(self._folder)
+        shutil.copytree(self._folder / "halves", self._folder / GUESTS)
+        with (self._folder / GUESTS / "config.pbtxt").open("a") as config:
+            uids = f"{os.geteuid()},{ALLOWED_UID}"
+            config.write(f'parameters {{ key: "SHM_ALLOWED_UIDS" value: {{ string_value: "{uids}" }} }}\n')
         self.models = [model.name for model in models_in(self._folder)]
         self._changes = itertools.count(1)
         super().__init__(
@@ -116,13 +119,6 @@ class SoakServer(MortalServer):
         own = [f"{KEY_PREFIX}{pid}-" for pid in stubs]
         held = [f"{command_line(pid)}: {each}" for pid in stubs for each in held_memory(pid)]
         return [each for each in held if not any(prefix in each for prefix in own)]
-
-
-def _add_model_of_guests(models: Path) -> None:
-    shutil.copytree(models / "halves", models / GUESTS)
-    with (models / GUESTS / "config.pbtxt").open("a") as config:
-        uids = f"{os.geteuid()},{ALLOWED_UID}"
-        config.write(f'parameters {{ key: "SHM_ALLOWED_UIDS" value: {{ string_value: "{uids}" }} }}\n')
 
 
 def _installation(folder: Path) -> Installation:

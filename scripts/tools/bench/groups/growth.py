@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -17,7 +16,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 from ...figures import Figure, in_words
 from ...processes import Program, children, resident_bytes
-from ..bench import Bench, sealed_bytes, shared_bytes
+from ..bench import Bench, Medians, sealed_bytes, shared_bytes
 from ..ways import RegisteredPair
 
 MIB: Final = 2**20
@@ -96,42 +95,42 @@ def _held(bench: Bench, client_pid: int) -> dict[str, int]:
 
 def registered(bench: Bench) -> list[Figure]:
     """Measure an identity by :func:`attach`, over both protocols, with both tensors in one region or in two."""
-    return [figure for protocol in bench.urls for figure in _registered_over(bench, protocol)]
+    figures = []
+    for protocol in bench.urls:
+        medians = _registered_over(bench, protocol)
+        for words in sorted(OUTPUT_IN):
+            name, unit = f"{protocol}: identity of 1 MiB by attach, {words}, names checked", "× names trusted"
+            figures.append(medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=1.15))
+    return figures
 
 
-def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
+def _registered_over(bench: Bench, protocol: str) -> Medians:
     with ExitStack() as stack:
         client = stack.enter_context(bench.plain_client(protocol))
         pair = RegisteredPair(stack, client, protocol, 2 * REGISTERED_BYTES)
         pair.fill(np.ones(REGISTERED_BYTES // 4, np.float32))
-        cases: dict[str, Callable[[], object]] = {}
+        cases = {}
         for words in OUTPUT_IN:
             for case, model in (("trusted", "trusting_identity"), ("checked", "identity")):
-                request = attach(model, pair.inputs, pair.outputs)
-                cases[f"{case}, {words}"] = partial(client.infer, model, **request)
+                cases[f"{case}, {words}"] = partial(client.infer, model, **attach(model, pair.inputs, pair.outputs))
             pair.outputs[0].set_shared_memory(pair.source.name, REGISTERED_BYTES, REGISTERED_BYTES)
-        medians = bench.measure(f"registered names, {protocol}", cases)
-    figures = []
-    for words in sorted(OUTPUT_IN):
-        name, unit = f"{protocol}: identity of 1 MiB by attach, {words}, names checked", "× names trusted"
-        figures.append(medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=1.15))
-    return figures
+        return bench.measure(f"registered names, {protocol}", cases)
 
 
 REGIONS: Final[tuple[RegionName, ...]] = ("system", "sealed")
 
 
 def sealed(bench: Bench) -> list[Figure]:
-    return [figure for protocol in bench.urls for figure in _sealed_over(bench, protocol)]
-
-
-def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
-    with ExitStack() as stack:
-        clients: dict[str, ShmClient] = {}
-        for region in REGIONS:
-            client = ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
-            clients[region] = stack.enter_context(client)
-        return [figure for byte_size in (2**12, 2**24) for figure in _of_size(bench, protocol, byte_size, clients)]
+    figures: list[Figure] = []
+    for protocol, url in bench.urls.items():
+        with ExitStack() as stack:
+            clients: dict[str, ShmClient] = {}
+            for region in REGIONS:
+                client = ShmClient(url, path="direct", inline_bytes=0, pool=PoolOptions(region=region))
+                clients[region] = stack.enter_context(client)
+            for byte_size in (2**12, 2**24):
+                figures += _of_size(bench, protocol, byte_size, clients)
+    return figures
 
 
 def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:

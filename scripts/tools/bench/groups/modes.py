@@ -123,8 +123,7 @@ def _forwarding(bench: Bench, byte_size: int, rounds: int, least_gain: float) ->
 
 
 def _ask_stock(plain: Any, count: int, last: int) -> dict[str, Any]:
-    tensor = tritonclient.grpc.InferInput("X", [2], "FP32")
-    tensor.set_data_from_numpy(np.array([count, last], np.float32))
+    tensor = tritonclient.grpc.InferInput("X", [2], "FP32").set_data_from_numpy(np.array([count, last], np.float32))
     answer = plain.infer("stock_relay", [tensor])
     return {name: answer.as_numpy(name) for name in ("LAST", "TOOK_NS")}
 
@@ -188,8 +187,7 @@ def _stock_stream(bench: Bench) -> Iterator[Callable[[npt.NDArray[np.int64]], No
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def check_frames(frames: npt.NDArray[np.int64]) -> None:
-        tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64")
-        tensor.set_data_from_numpy(frames)
+        tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64").set_data_from_numpy(frames)
         plain.async_stream_infer("stock_frames", [tensor])
         received = (answers.get() for _ in range(frames[0]))
         _check_frames(({"FRAME": answer.as_numpy("FRAME")} for answer in received), frames)

@@ -11,15 +11,13 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import tritonclient.grpc
-import tritonclient.http
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 from shm_backend_utils.memory.machine import available_bytes
 from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure, in_words
-from ..bench import Bench
+from ..bench import TRITON, Bench
 from ..ways import WAYS, Way
 
 BATCH: Final = (16, 3, 224, 224)
@@ -48,8 +46,7 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
                 medians.ratio(name, "identity", "empty", f"{unit} tritonclient's", at_most=1.0),
                 medians.ratio(name, "identity", "own empty", f"{unit} ours", at_most=1.25),
             ]
-        triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-        batch_size = triton.InferInput("SHM", [BATCH[0], 0], "UINT8")
+        batch_size = TRITON[protocol].InferInput("SHM", [BATCH[0], 0], "UINT8")
         batch_size.set_data_from_numpy(np.empty((BATCH[0], 0), np.uint8))
         multiply: dict[str, Callable[[], object]] = {
             "bare": lambda: bare.infer("bare_multiply", [batch_size]),
