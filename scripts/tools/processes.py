@@ -72,7 +72,7 @@ def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[A
     except BaseException:
         if process is None:
             raise
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         try:
             process.communicate(timeout=_END_S)

@@ -23,14 +23,6 @@ from . import ROOT
 
 _STUBS: Final = {"triton_python_backend_utils-stubs", "c_python_backend_utils-stubs"}
 _MARKERS: Final = {"shm_backend_utils/py.typed", *(f"{stubs}/__init__.pyi" for stubs in _STUBS)}
-_FIELDS: Final = {
-    "Name",
-    "Summary",
-    "Description-Content-Type",
-    "License-Expression",
-    "Requires-Python",
-    "Requires-Dist",
-}
 _SMOKE_TEST: Final = "import shm_backend_utils.model, shm_backend_utils.server, shm_backend_utils.cli.regions"
 
 
@@ -88,7 +80,8 @@ def findings_in_wheel(wheel: Path, version: str) -> list[str]:
         findings.append("there are no models in the wheel")
     if metadata["Version"] != version:
         findings.append(f"the wheel is of version {metadata['Version']}, and the package of {version}")
-    findings += [f"the wheel's metadata have no {field}" for field in sorted(_FIELDS) if not metadata[field]]
+    fields = "Name", "Summary", "Description-Content-Type", "License-Expression", "Requires-Python", "Requires-Dist"
+    findings += [f"the wheel's metadata have no {field}" for field in fields if not metadata[field]]
     return findings
 
 

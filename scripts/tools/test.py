@@ -32,7 +32,6 @@ VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER_NEWEST"
 _BESIDE: Final = ROOT.parent / "shared" / "servers"
 _ARCHIVE: Final = ".tar.xz"
 _STUB: Final = "triton_python_backend_stub"
-WHERE: Final = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
 
 _MOST_FLAKES: Final = 2
 
@@ -149,7 +148,6 @@ WITH_NUMPY_1: Final = ROOT / "tests" / "with_numpy1"
 ON_NEWEST: Final = ROOT / "tests" / "on_newest"
 """Lists the tests that ``--newest`` runs, in the same way."""
 ALL_ON_NEWEST: Final = ("tests/conformance", "tests/crash", "tests/e2e")
-OLDEST_PYTHON: Final = "3.10"
 ON_OLDEST_PYTHON: Final = ("tests/unit/test_imports.py", "tests/e2e/test_contract.py")
 SHM: Final = Path("/dev/shm")
 NEEDED_SHM_BYTES: Final = 2 << 30
@@ -193,7 +191,8 @@ def on_newest(environment: Environment, python: str | None) -> Environment | Non
     """Return an environment with the newest server, and print which one it is; None if there is none."""
     folder = find_newest(python)
     if folder is None:
-        print(f"=== not run on a newer Triton: {WHERE} ===", flush=True)
+        where = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
+        print(f"=== not run on a newer Triton: {where} ===", flush=True)
         return None
     print(f"=== on Triton {Installation(folder).triton}, in {folder} ===", flush=True)
     return replace(environment, server=folder)
@@ -231,7 +230,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
         if not (chosen.server or chosen.python or chosen.numpy1):
             runs.append((set_up(None, numpy1=True), [*amount, *listed(WITH_NUMPY_1)]))
             if chosen.all:
-                runs.append((set_up(OLDEST_PYTHON, numpy1=False), [*ON_OLDEST_PYTHON]))
+                runs.append((set_up("3.10", numpy1=False), [*ON_OLDEST_PYTHON]))
                 if (newest := on_newest(environment, None)) is not None:
                     runs.append((newest, [*amount, "--grpcio", *ALL_ON_NEWEST]))  # else our own sockets do
     tally = Tally()

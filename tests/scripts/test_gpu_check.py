@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from scripts.tools.figures import Figure
 from scripts.tools.gpu_check.__main__ import check
 from scripts.tools.gpu_check.gpu import Gpu, load_fake_gpu, load_gpu
 from scripts.tools.gpu_check.kernels import LIBRARIES, Gate
-from scripts.tools.gpu_check.report import SMALL, CheckFailedError, Figure, NotOnAFakeError, Report
+from scripts.tools.gpu_check.report import SMALL, CheckFailedError, NotOnAFakeError, Report
 from scripts.tools.gpu_check.server import calls
 from scripts.tools.gpu_check.server import checks as checks_module
 from scripts.tools.gpu_check.server import client as client_module
@@ -238,7 +239,7 @@ def test_a_figure_beyond_its_limit_fails_its_check(
     limits: dict[str, float], is_held: bool | None, tmp_path: Path
 ) -> None:
     report = Report({}, tmp_path, is_fake=False)
-    report.measure("group", "name", lambda: [Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)])  # type: ignore[arg-type]
+    report.measure("group", "name", lambda: [Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)])
     assert report.finish() is (is_held is not False)
     (written,) = json.loads((tmp_path / "report.json").read_text())["figures"]
     assert written["is_held"] is is_held

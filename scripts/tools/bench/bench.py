@@ -81,9 +81,10 @@ def _pin(pid: int, cores: set[int]) -> None:
 
 def describe(plain: Any) -> dict[str, str]:
     """Return what is known of the machine and what runs on it; ``plain`` is tritonclient's client of the server."""
+    processor = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "processor": processor[1] if processor else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
@@ -92,11 +93,6 @@ def describe(plain: Any) -> dict[str, str]:
         "tritonclient": version("tritonclient"),
         "load before": f"{os.getloadavg()[0]:.2f}",
     }
-
-
-def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
 
 
 _SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(SEALED_LINK)}$", re.MULTILINE)
@@ -129,8 +125,6 @@ class Amounts:
 FULL: Final = Amounts()
 QUICK: Final = Amounts(rounds=30, slow_rounds=3, period_s=0.1, periods=2, requests=2_000, largest_bytes=2**20)
 """To see whether everything works."""
-
-WARM_UP_ROUNDS: Final = 20
 
 
 class Medians(dict[str, float]):  # in milliseconds, by case
@@ -174,7 +168,7 @@ class Bench:
     ) -> Iterator[int]:
         """Count the rounds, from below 0 to warm up, showing progress."""
         rounds = rounds or self.amounts.rounds
-        first = min(rounds, WARM_UP_ROUNDS) if warm_up_rounds is None else warm_up_rounds
+        first = min(rounds, 20) if warm_up_rounds is None else warm_up_rounds
         for number in self.shown(what, first + rounds):
             yield number - first
 

@@ -54,11 +54,7 @@ def document_of(figures: Sequence[Figure], machine: Mapping[str, str], links: Ma
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")

@@ -100,11 +100,7 @@ def main() -> int:
         default=[],
         help="the array library, which must be there; may be given again (default: each that is there, and neither)",
     )
-    parser.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="do little, on a fake GPU: to see whether this program works; needs --out",
-    )
+    parser.add_argument("--rehearse", action="store_true", help="do little, on a fake GPU, to test this; needs --out")
     arguments = parser.parse_args()
     if arguments.rehearse and arguments.out is None:
         parser.error("--rehearse needs --out: its report is none of a GPU")

@@ -19,13 +19,12 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime
 
+from ..figures import Figure
 from .gpu import Gpu, LoadGpu, used_bytes
 from .kernels import Gate, ask
-from .report import Figure, NotOnAFakeError, Report, require
+from .report import NotOnAFakeError, Report, require
 
 _HELD_S: Final = 0.2
-_SOON_S: Final = 5.0
-_END_S: Final = 20.0
 _COUNT: Final = BLOCK_BYTES // 4
 _NUMBERS: Final = np.arange(_COUNT, dtype=np.float32)
 
@@ -42,7 +41,7 @@ def another_process(target: Callable[..., None], *arguments: Any) -> Iterator[An
         yield ours
     finally:
         ours.close()
-        process.join(_END_S)
+        process.join(20.0)
         process.kill()
         process.join()
 
@@ -150,7 +149,7 @@ def _what_waits(gpu: Gpu, load: LoadGpu, gate: Gate) -> None:
                 with runtime.on(0):
                     ask("cuMemsetD32Async", target, 1, 1, stream)
                 ending.start()
-                ending.join(_HELD_S if is_waiting else _SOON_S)
+                ending.join(_HELD_S if is_waiting else 5.0)
                 does_wait = ending.is_alive()
             ending.join()
             require(does_wait == is_waiting, f"{name} {'does not wait' if is_waiting else 'waits'} for the GPU")

@@ -147,45 +147,32 @@ def load_kernels(name: str, runtime: CudaRuntime) -> Kernels:
     return _TorchKernels() if name == "torch" else _PlainKernels(runtime)
 
 
-class _LibraryKernels:
-    multiply: Any
-    current: Any  # makes a stream the library's own for a block
-    taken: Any  # returns an array of the library's
-
-    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
-        """Write y from x, by one kernel."""
-        with self.current(stream, y.device):
-            self.multiply(self.taken(x), 2, out=self.taken(y))
-
-    def after_quick(self, numbers: Numbers) -> Numbers:
-        return numbers * 2
-
-
-class _CupyKernels(_LibraryKernels):
+class _CupyKernels:
     name = "cupy"
 
     def __init__(self) -> None:
         import cupy  # noqa: PLC0415  # only where it was asked for
 
         self._cupy: Any = cupy
-        self.multiply, self.taken = cupy.multiply, DeviceArray.cupy
-        self.current = self._current
 
     def stream(self, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             return self._cupy.cuda.Stream(non_blocking=True)
 
-    @contextlib.contextmanager
-    def _current(self, stream: Any, device: int) -> Iterator[None]:
-        with self._cupy.cuda.Device(device), stream:
-            yield
-
     def tensor(self, count: int, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             return self._cupy.empty(count, np.float32)
 
+    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        """Write y from x, by one kernel."""
+        with self._cupy.cuda.Device(y.device), stream:
+            self._cupy.multiply(x.cupy(), 2, out=y.cupy())
 
-class _TorchKernels(_LibraryKernels):
+    def after_quick(self, numbers: Numbers) -> Numbers:
+        return numbers * 2
+
+
+class _TorchKernels:
     name = "torch"
 
     def __init__(self) -> None:
@@ -194,14 +181,19 @@ class _TorchKernels(_LibraryKernels):
         if not torch.cuda.is_available():
             raise ImportError("this PyTorch sees no GPU")
         self._torch: Any = torch
-        self.multiply, self.taken = torch.mul, self._torch.from_dlpack
-        self.current = lambda stream, device: torch.cuda.stream(stream)  # it makes its device current, too
 
     def stream(self, device: int) -> Any:
         return self._torch.cuda.Stream(device=device)
 
     def tensor(self, count: int, device: int) -> Any:
         return self._torch.empty(count, dtype=self._torch.float32, device=f"cuda:{device}")
+
+    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        with self._torch.cuda.stream(stream):  # it makes its device current, too
+            self._torch.mul(self._torch.from_dlpack(x), 2, out=self._torch.from_dlpack(y))
+
+    def after_quick(self, numbers: Numbers) -> Numbers:
+        return numbers * 2
 
 
 class _PlainKernels:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import ROOT
-from .. import figures as common
-from ..figures import in_words, medians_ms
+from ..figures import Figure, in_words, medians_ms
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -51,21 +50,15 @@ class Outcome(NamedTuple):
     trace: str = ""  # of an error that is no CheckFailedError
 
 
-@dataclass(frozen=True)
-class Figure(common.Figure):
-    group: str = ""  # the level that it was measured at; set by the report
-
-    def __str__(self) -> str:
-        limit = "no limit"
-        if self.is_held is not None:
-            limit = f"{self.held_to}, {'held' if self.is_held else 'NOT HELD'}"
-        return f"{self.group}: {self.name}: {self.figure:.3g} {self.unit} ({self.basis}); {limit}"
+def _in_words(group: str, figure: Figure) -> str:
+    limit = {None: "no limit", True: f"{figure.held_to}, held", False: f"{figure.held_to}, NOT HELD"}[figure.is_held]
+    return f"{group}: {figure.name}: {figure.figure:.3g} {figure.unit} ({figure.basis}); {limit}"
 
 
 class Report:
     def __init__(self, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
         self.outcomes: list[Outcome] = []
-        self.figures: list[Figure] = []
+        self.figures: list[tuple[str, Figure]] = []  # each with its group
         real, fake = "shm_backend_utils on a GPU", "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
         self._title = fake if is_fake else real
         self._machine = dict(machine)  # what it was found on, by what it is
@@ -97,14 +90,14 @@ class Report:
 
     def measure(self, group: str, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
         def check() -> str:
-            figures = [replace(figure, group=group) for figure in measure()]
+            figures = measure()
             if self._is_fake:
-                self.figures += [replace(figure, at_most=None, at_least=None) for figure in figures]
+                self.figures += [(group, replace(figure, at_most=None, at_least=None)) for figure in figures]
                 return ""
-            self.figures += figures
-            beyond = [str(figure) for figure in figures if figure.is_held is False]
+            self.figures += [(group, figure) for figure in figures]
+            beyond = [_in_words(group, figure) for figure in figures if figure.is_held is False]
             require(not beyond, "; ".join(beyond))
-            return str(figures[-1])
+            return _in_words(group, figures[-1])
 
         self.run(group, name, check)
 
@@ -114,7 +107,7 @@ class Report:
 
     def finish(self) -> bool:
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self._is_fake else "Figures:")
-        self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
+        self._say(*[f"  {_in_words(group, figure)}" for group, figure in self.figures] or ["  none"])
         in_part = f", {self._count('PART')} rehearsed in part, as a fake goes no further" if self._is_fake else ""
         others = [each for each in self.outcomes if each.status != "PASS"]
         self._say("", f"{self._count('PASS')} checks passed, {self._count('FAIL')} failed{in_part}")
@@ -134,7 +127,7 @@ class Report:
     def _write(self) -> None:
         running = f"RUNNING  {self._running}\n" if self._running else ""
         (self._folder / "report.txt").write_text(self._text + running)
-        figures = [{**asdict(figure), "is_held": figure.is_held} for figure in self.figures]
+        figures = [{**asdict(each), "group": group, "is_held": each.is_held} for group, each in self.figures]
         content = {
             "title": self._title,
             "machine": self._machine,

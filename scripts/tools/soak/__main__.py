@@ -1,7 +1,7 @@
 """Send checked requests through a real server for a while, and meanwhile break everything that can break.
 
 The exit status is 1 if anything was wrong, leaked, hung, or died that was not killed, or if a run of a minute or more
-left something out. Requests of a second user, and a /dev/shm of its own, small enough to be filled, take root.
+left something out. Without root there are no requests of a second user, and /dev/shm, which is shared, is not filled.
 
 With --hostile, honest clients are measured alone for a quarter of the time, and then beside hostile ones: the exit
 status is 1 if they fail, if their p99 is more than 3 times what it was alone, or if anything dies that should survive.

@@ -57,12 +57,12 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     with ExitStack() as stack:
         client = Program("scripts.tools.bench.random_requests", bench.server.grpc_url, requests)
         stack.callback(client.end)
-        _line(client)  # it has warmed up
+        client.hear()  # it has warmed up
         before = _held(bench, client.pid)
         client.say("go")
         for _ in bench.shown(f"{requests:,} requests at random", 100):
-            _line(client)
-        outcome = json.loads(_line(client))
+            client.hear()
+        outcome = json.loads(client.hear())  # if the process has failed, what it wrote says why
         after = _held(bench, client.pid)
     grown = {who: (after[who] - before[who]) / MIB for who in after}
     basis = ", ".join(f"{who} {mebibytes:+.1f}" for who, mebibytes in grown.items())
@@ -72,13 +72,6 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
         Figure(f"growth after {what}", sum(grown.values()), "MiB more than before", basis, at_most=8.0),
         Figure(f"wrong answers to {what}", outcome["wrong"], "answers", seen, at_most=0),
     ]
-
-
-def _line(client: Program) -> str:
-    line = client.hear()
-    if not line:
-        raise AssertionError("the process with the requests at random has failed; what it wrote says why")
-    return line
 
 
 def _held(bench: Bench, client_pid: int) -> dict[str, int]:

@@ -1,7 +1,4 @@
-"""The time of round trips: on the direct path beside empty requests, and on every path over the size of a tensor.
-
-A picture shows the latter, and nothing is held to it. All its lines take turns, up to :data:`TOGETHER`.
-"""
+"""The time of round trips: on the direct path beside empty requests, and on every path over the size of a tensor."""
 
 from __future__ import annotations
 
@@ -71,19 +68,15 @@ def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int,
 
 
 PICTURE: Final = "latency"
-BYTES: Final = tuple(4**exponent for exponent in range(3, 16))
-"""64 B to 1 GiB."""
-TOGETHER: Final = 2**24
-"""Up to here all ways have their memory at once, and take turns. Larger tensors have it one way after another."""
 LEAST_ROUNDS: Final = 5
-MEMORY: Final = 8
-"""How many times a tensor's size there must be of memory: client's, server's and models' copies, on the worst path."""
 
 
 def latency(bench: Bench) -> list[Figure]:
-    most_bytes = min(bench.amounts.largest_bytes, available_bytes() / MEMORY, total_bytes() / MEMORY)
+    """Measure what the picture shows, 64 B to 1 GiB, and nothing is held to it."""
+    # Client, server and models have up to 8 copies of a tensor, on the worst path.
+    most_bytes = min(bench.amounts.largest_bytes, available_bytes() / 8, total_bytes() / 8)
     for protocol in bench.urls:
-        for byte_size in BYTES:
+        for byte_size in (4**exponent for exponent in range(3, 16)):
             if byte_size <= most_bytes:
                 _measure(bench, protocol, byte_size)
     return []
@@ -92,7 +85,8 @@ def latency(bench: Bench) -> list[Figure]:
 def _measure(bench: Bench, protocol: str, byte_size: int) -> None:
     # In band, 64 MiB take half a second and more already, and 2 GiB are more than a message of gRPC holds.
     ways = {name: way for name, way in WAYS.items() if byte_size <= 2**26 or name != "stock"}
-    parts = [ways] if byte_size <= TOGETHER else [{name: way} for name, way in ways.items()]
+    # The ways take turns while there is room for the memory of all.
+    parts = [ways] if byte_size <= 2**24 else [{name: way} for name, way in ways.items()]
     for part in parts:
         for name, milliseconds in _medians(bench, protocol, byte_size, part).items():
             bench.add_point(PICTURE, protocol, name, byte_size, milliseconds)

@@ -17,8 +17,8 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.gpu.streams import named_stream
 
-from ...figures import in_words
-from ..report import Amounts, Figure, identity_medians, medians_of, raised, ratio, require
+from ...figures import Figure, in_words
+from ..report import Amounts, identity_medians, medians_of, raised, ratio, require
 from .client import COUNT, DEVICE, NUMBERS, Check, ServerClient, TritonClient, over_empty
 
 _HEAD: Final = 64
@@ -54,7 +54,7 @@ def _where_it_is(client: ServerClient) -> None:
         gpu.upload(x, -NUMBERS)
         with warnings.catch_warnings(), client.gate.closed():
             warnings.simplefilter("error", CopyWarning)
-            answer = client.later(client.infer, tensor, cuda_stream=stream, parameters={"hold": "call"})
+            answer = client.others.submit(client.infer, tensor, cuda_stream=stream, parameters={"hold": "call"})
             client.launched(answer)
             gpu.upload(x, NUMBERS + turn)
         client.require_quick(answer.result(), NUMBERS + turn, f"turn {turn}")

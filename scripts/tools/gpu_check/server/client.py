@@ -27,9 +27,10 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.testing.harness import ModelHarness
 
 from ... import ROOT
+from ...figures import Figure
 from ..gpu import Gpu
 from ..kernels import Gate
-from ..report import Amounts, CheckFailedError, Figure, ratio, require
+from ..report import Amounts, CheckFailedError, ratio, require
 
 COUNT: Final = 2**19
 DEVICE: Final = "cuda:0"
@@ -125,10 +126,6 @@ class ServerClient:
         place = (count,), np.float32, DEVICE
         model = MORTAL if kind == MORTAL else self.model(kind)
         return self.shm.prepare(model, {"INPUT0": place}, outputs={"OUTPUT0": place}, parameters=parameters)
-
-    def later(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
-        """Make a call in another thread, as it is to wait while the gate is closed."""
-        return self.others.submit(call, *arguments, **named)
 
     def launched(self, answer: Future[Any]) -> int:
         """Wait until a model has launched all work of a call, and return its process; raises what the call raises."""

@@ -25,7 +25,6 @@ from ..report import require
 from .client import COUNT, NUMBERS, Check, ServerClient, write_models
 
 _ROWS: Final = np.array([1, 2, 3], np.float32)
-_END_S: Final = 120.0
 
 
 def _require_copied(client: ServerClient, x: Any, numbers: Any = NUMBERS) -> str:
@@ -119,7 +118,7 @@ def alive_at_exit(client: ServerClient) -> None:
         model = Path(folder) / client.model("work")
         arguments = [str(model), library, "fake" if is_fake else "real"]
         command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.leaving", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_END_S, check=False, cwd=ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     wrong = f"it ended with {done.returncode}, and wrote: {done.stderr[-500:]}"
     require(done.returncode == 0 and done.stdout == "all alive\n" and "Traceback" not in done.stderr, wrong)
 
