@@ -1,7 +1,6 @@
 """Build the site into site/, every warning an error; or serve it while pages are written.
 
-Besides, the hooks of MkDocs, which imports this file. Above all, what pages link to outside docs/ is a page of the
-site, too: Markdown as it is, folders as lists, and all else as a block of code.
+MkDocs imports this file for its hooks: what pages link to outside docs/ is a page of the site, too.
 """
 
 from __future__ import annotations

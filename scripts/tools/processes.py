@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-_OWN: Final = re.compile(r"Rss(?:Anon|File):\s+(\d+) kB")
+from shm_backend_utils.cli.terminal import undisturbed
+
 _END_S: Final = 60.0
 
 
@@ -40,7 +42,8 @@ def open_files(pid: int | str) -> list[str]:
 
 def resident_bytes(pid: int) -> int:
     """Return how much memory a process has resident, without shared memory, which belongs to no single process."""
-    return 1024 * sum(int(kibibytes) for kibibytes in _OWN.findall(read_if_there(Path(f"/proc/{pid}/status"))))
+    status = read_if_there(Path(f"/proc/{pid}/status"))
+    return 1024 * sum(int(kibibytes) for kibibytes in re.findall(r"Rss(?:Anon|File):\s+(\d+) kB", status))
 
 
 def read_if_there(file: Path) -> str:
@@ -56,6 +59,27 @@ def _entries(folder: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         found.extend(folder.iterdir())
     return found
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a program in a session of its own; if the block raises, end all of that, as Ctrl-C does, or by force."""
+    process: subprocess.Popen[Any] | None = None
+    try:
+        with undisturbed():  # else a signal could leave the program running
+            process = subprocess.Popen(words, start_new_session=True, **options)
+        yield process
+    except BaseException:
+        if process is None:
+            raise
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        raise
 
 
 class Program:

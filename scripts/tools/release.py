@@ -21,20 +21,8 @@ from shm_backend_utils.cli.terminal import exit_status, undisturbed
 
 from . import ROOT
 
-_PACKAGES: Final = {"shm_backend_utils", "triton_python_backend_utils-stubs", "c_python_backend_utils-stubs"}
-_MARKERS: Final = {
-    "shm_backend_utils/py.typed",
-    "triton_python_backend_utils-stubs/__init__.pyi",
-    "c_python_backend_utils-stubs/__init__.pyi",
-}
-_FIELDS: Final = (
-    "Name",
-    "Summary",
-    "Description-Content-Type",
-    "License-Expression",
-    "Requires-Python",
-    "Requires-Dist",
-)
+_STUBS: Final = {"triton_python_backend_utils-stubs", "c_python_backend_utils-stubs"}
+_MARKERS: Final = {"shm_backend_utils/py.typed", *(f"{stubs}/__init__.pyi" for stubs in _STUBS)}
 _SMOKE_TEST: Final = "import shm_backend_utils.model, shm_backend_utils.server, shm_backend_utils.cli.regions"
 
 
@@ -45,10 +33,9 @@ class BuildError(Exception):
 def export(repository: Path, folder: Path) -> str:
     """Extract the committed files into a folder, and return the time of the commit, in seconds since 1970."""
     folder.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=repository, stdout=subprocess.PIPE, check=True).stdout
+    archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=repository)
     subprocess.run(["tar", "--extract", "--no-same-permissions", "--directory", str(folder)], input=archive, check=True)
-    command = ["git", "log", "-1", "--format=%ct"]
-    return subprocess.run(command, cwd=repository, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=repository, text=True).strip()
 
 
 def build(source: Path, folder: Path, targets: tuple[str, ...], seconds: str, umask: int = 0o022) -> list[Path]:
@@ -76,7 +63,10 @@ def findings_in_wheel(wheel: Path, version: str) -> list[str]:
         names = archive.namelist()
         (metadata_file,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(metadata_file))
-    strange = {root for name in names if not (root := name.split("/")[0]).endswith(".dist-info")} - _PACKAGES
+    strange = {root for name in names if not (root := name.split("/")[0]).endswith(".dist-info")} - {
+        "shm_backend_utils",
+        *_STUBS,
+    }
     findings = [f"{root} is in the wheel, and is none of its packages" for root in sorted(strange)]
     findings += [f"{name} is missing in the wheel" for name in sorted(_MARKERS - set(names))]
     findings += [f"{name} has no place in a wheel" for name in names if "__pycache__" in name]
@@ -90,7 +80,8 @@ def findings_in_wheel(wheel: Path, version: str) -> list[str]:
         findings.append("there are no models in the wheel")
     if metadata["Version"] != version:
         findings.append(f"the wheel is of version {metadata['Version']}, and the package of {version}")
-    findings += [f"the wheel's metadata have no {field}" for field in _FIELDS if not metadata[field]]
+    fields = "Name", "Summary", "Description-Content-Type", "License-Expression", "Requires-Python", "Requires-Dist"
+    findings += [f"the wheel's metadata have no {field}" for field in fields if not metadata[field]]
     return findings
 
 
@@ -164,21 +155,14 @@ def _built_twice(repository: Path, folder: Path) -> tuple[Path, Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
-    parser.add_argument(
-        "--dist",
-        type=Path,
-        metavar="DIR",
-        default=ROOT / "dist",
-        help="where to; older distributions go (default: dist)",
-    )
+    told = "where to; older distributions go (default: dist)"
+    parser.add_argument("--dist", type=Path, metavar="DIR", default=ROOT / "dist", help=told)
     arguments = parser.parse_args()
     return exit_status(lambda: _release_what_is_committed(arguments.dist), BuildError, subprocess.CalledProcessError)
 
 
 def _release_what_is_committed(dist: Path) -> int:
-    changed = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    changed = subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT, text=True)
     if changed:
         print(f"not committed, and so not released:\n{changed.rstrip()}", file=sys.stderr)
         return 1

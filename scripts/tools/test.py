@@ -6,7 +6,6 @@ Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -15,40 +14,34 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any, Final
+from typing import Final
 
-from shm_backend_utils.cli.terminal import undisturbed
+from shm_backend_utils.cli.terminal import Interrupted, exit_status
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.server.installation import PYTHON, Installation
 from shm_backend_utils.server.wheels import VERSION_VARIABLE, appear_whole, cache_folder
 
 from . import ROOT
+from .processes import started
 
 VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER_NEWEST"
 _BESIDE: Final = ROOT.parent / "shared" / "servers"
 _ARCHIVE: Final = ".tar.xz"
 _STUB: Final = "triton_python_backend_stub"
-WHERE: Final = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
 
-_WORKERS: Final = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
-_MOST_RUN_AGAIN: Final = 20  # if more fail, it is no flake
 _MOST_FLAKES: Final = 2
-_FAILED: Final = 1  # as pytest says
-_USAGE: Final = re.compile(r"ERROR: usage: .*|  (inifile|rootdir): .*|\s*")
-_ENDS_S: Final = 60.0
 
 
-def find_newest(python: str | None, environment: Mapping[str, str] = os.environ, beside: Path = _BESIDE) -> Path | None:
+def find_newest(python: str | None) -> Path | None:
     """Return the folder of the newest server for a version of Python, unpacked if need be; None if there is none."""
-    named = environment.get(VARIABLE)
+    named = os.environ.get(VARIABLE)
     if named and not Path(named).exists():
         raise MachineError(f"{VARIABLE} names {named}, which is not there")
-    beside_us = [each for each in beside.glob("*") if each.name.endswith(_ARCHIVE) or Installation(each).is_complete]
+    beside_us = [each for each in _BESIDE.glob("*") if each.name.endswith(_ARCHIVE) or Installation(each).is_complete]
     found = [Path(named).absolute()] if named else beside_us
     newest = max(found, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)], default=None)
     return _unpacked(newest, python or PYTHON) if newest is not None and newest.is_file() else newest
@@ -78,8 +71,7 @@ def _unpacked(archive: Path, python: str) -> Path:
 @dataclass(frozen=True)
 class Environment:
     name: str  # of its folder
-    # the folder of the server that tests run on; that of the environment's variables if not given
-    server: Path | None = None
+    server: Path | None = None  # the folder of the server that tests run on; that of the variables if not given
 
     @property
     def command(self) -> list[str]:
@@ -111,9 +103,10 @@ class Tally:
 
     def run(self, environment: Environment, arguments: Sequence[str]) -> None:
         """Run tests; run those that failed once more, alone, if they are few."""
-        status = _run(environment, ["--cache-clear", *_WORKERS, *arguments])
+        workers = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
+        status = _run(environment, ["--cache-clear", *workers, *arguments])
         failed = environment.failed()
-        if status == _FAILED and 0 < len(failed) <= _MOST_RUN_AGAIN:
+        if status == 1 and 0 < len(failed) <= 20:  # pytest's status of failed tests; if more fail, it is no flake
             again = [each for each in arguments if each.startswith("-")]
             status = _run(environment, [*again, *sorted(failed)])
             self.flakes += [f"{environment.label}: {test}" for test in sorted(failed - environment.failed())]
@@ -129,62 +122,21 @@ class Tally:
 
 
 def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
-    """Run pytest with a user's own arguments; return its status. One line tells of an option that it does not know."""
-    process = subprocess.Popen(
-        [*environment.command, *arguments], cwd=ROOT, env=environment.variables, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    teller = Thread(target=_tell, args=(process.stderr,))
-    teller.start()
+    """Run pytest with a user's own arguments; return its status."""
+    process = subprocess.Popen([*environment.command, *arguments], cwd=ROOT, env=environment.variables)
     try:
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):  # which the terminal has sent to pytest, too
-                return process.wait()
-    except SystemExit:
+        return process.wait()
+    except Interrupted as interrupted:
+        if interrupted.number == signal.SIGINT:  # which the terminal has sent to pytest, too
+            return process.wait()
         process.send_signal(signal.SIGINT)
         process.wait()
         raise
-    finally:
-        teller.join()
-
-
-def _tell(lines: IO[str]) -> None:
-    for line in lines:
-        if not _USAGE.fullmatch(line.rstrip("\n")):
-            print(re.sub(r"^[\w. -]+: error: ", "scripts/test: ", line), end="", file=sys.stderr, flush=True)
 
 
 def _run(environment: Environment, arguments: Sequence[str]) -> int:
-    """Run pytest to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
-    color = ["--color=yes"] if sys.stdout.isatty() else []
-    words = [*environment.command, *arguments, *color]
-    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(words, cwd=ROOT, env=environment.variables, **outputs) as process:
-        assert process.stdout is not None
-        while part := os.read(process.stdout.fileno(), 65536):
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
+    with started([*environment.command, *arguments], cwd=ROOT, env=environment.variables) as process:
         return process.wait()
-
-
-@contextlib.contextmanager
-def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in a session of its own; if the block raises, end it as Ctrl-C does, or by force."""
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        with undisturbed():  # else a signal could leave the program running
-            process = subprocess.Popen(words, start_new_session=True, **options)
-        yield process
-    except BaseException:
-        if process is None:
-            raise
-        process.send_signal(signal.SIGINT)
-        try:
-            process.communicate(timeout=_ENDS_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        raise
 
 
 SUITE: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
@@ -196,7 +148,6 @@ WITH_NUMPY_1: Final = ROOT / "tests" / "with_numpy1"
 ON_NEWEST: Final = ROOT / "tests" / "on_newest"
 """Lists the tests that ``--newest`` runs, in the same way."""
 ALL_ON_NEWEST: Final = ("tests/conformance", "tests/crash", "tests/e2e")
-OLDEST_PYTHON: Final = "3.10"
 ON_OLDEST_PYTHON: Final = ("tests/unit/test_imports.py", "tests/e2e/test_contract.py")
 SHM: Final = Path("/dev/shm")
 NEEDED_SHM_BYTES: Final = 2 << 30
@@ -219,20 +170,20 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def without_room() -> str | None:
-    """Return why the tests cannot run for want of shared memory; None if they can."""
+def check_room() -> None:
+    """Raise MachineError if there is less shared memory than the tests need."""
     free = shutil.disk_usage(SHM).free if SHM.exists() else 0
-    if free >= NEEDED_SHM_BYTES:
-        return None
-    return f"{SHM} has {free >> 20} MiB free, and the tests need {NEEDED_SHM_BYTES >> 20}: make room there"
+    if free < NEEDED_SHM_BYTES:
+        needed = f"the tests need {NEEDED_SHM_BYTES >> 20}: make room there"
+        raise MachineError(f"{SHM} has {free >> 20} MiB free, and {needed}")
 
 
 def set_up(python: str | None, *, numpy1: bool) -> Environment:
-    """Make an environment, unless it is there; CalledProcessError if it cannot be made, and the setup has said why."""
+    """Make an environment, unless it is there; end with the status of the setup, which says why, if it fails."""
     options = [*(["--python", python] if python else []), *(["--numpy1"] if numpy1 else [])]
     with started([str(ROOT / "scripts" / "setup"), *options]) as setup:
         if setup.wait():
-            raise subprocess.CalledProcessError(setup.returncode, "scripts/setup")
+            sys.exit(setup.returncode)
     return Environment(f".venv{f'-py{python}' if python else ''}{'-numpy1' if numpy1 else ''}")
 
 
@@ -240,7 +191,8 @@ def on_newest(environment: Environment, python: str | None) -> Environment | Non
     """Return an environment with the newest server, and print which one it is; None if there is none."""
     folder = find_newest(python)
     if folder is None:
-        print(f"=== not run on a newer Triton: {WHERE} ===", flush=True)
+        where = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
+        print(f"=== not run on a newer Triton: {where} ===", flush=True)
         return None
     print(f"=== on Triton {Installation(folder).triton}, in {folder} ===", flush=True)
     return replace(environment, server=folder)
@@ -254,6 +206,7 @@ def listed(file: Path) -> list[str]:
 
 def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     """Run what was chosen, each part with its Python, NumPy and server; return the exit status."""
+    check_room()
     folder = Path(chosen.server).absolute() if chosen.server and Path(chosen.server).is_dir() else None
     if chosen.server and folder is None:
         os.environ[VERSION_VARIABLE] = chosen.server
@@ -277,7 +230,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
         if not (chosen.server or chosen.python or chosen.numpy1):
             runs.append((set_up(None, numpy1=True), [*amount, *listed(WITH_NUMPY_1)]))
             if chosen.all:
-                runs.append((set_up(OLDEST_PYTHON, numpy1=False), [*ON_OLDEST_PYTHON]))
+                runs.append((set_up("3.10", numpy1=False), [*ON_OLDEST_PYTHON]))
                 if (newest := on_newest(environment, None)) is not None:
                     runs.append((newest, [*amount, "--grpcio", *ALL_ON_NEWEST]))  # else our own sockets do
     tally = Tally()
@@ -286,29 +239,9 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     return tally.finish()
 
 
-def end(number: int, _: object) -> None:
-    """End by a signal. A second one, as of a group that gets it too, must not end what ends in good order."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
     chosen, for_pytest = parsed()
-    if (why := without_room()) is not None:
-        print(f"scripts/test: {why}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, end)  # what was started ends first
-    try:
-        return run(chosen, for_pytest)
-    except MachineError as error:
-        print(f"scripts/test: {error}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        return error.returncode
-    except KeyboardInterrupt:
-        print("\nscripts/test: interrupted", file=sys.stderr)
-        return 130
+    return exit_status(lambda: run(chosen, for_pytest), MachineError)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from scripts.tools.figures import Figure
 from scripts.tools.gpu_check.__main__ import check
 from scripts.tools.gpu_check.gpu import Gpu, load_fake_gpu, load_gpu
 from scripts.tools.gpu_check.kernels import LIBRARIES, Gate
-from scripts.tools.gpu_check.report import SMALL, CheckFailedError, Figure, NotOnAFakeError, Report
+from scripts.tools.gpu_check.report import SMALL, CheckFailedError, NotOnAFakeError, Report
 from scripts.tools.gpu_check.server import calls
 from scripts.tools.gpu_check.server import checks as checks_module
 from scripts.tools.gpu_check.server import client as client_module
@@ -225,7 +226,7 @@ def test_a_second_cycle_finds_what_is_not_freed(
 ) -> None:
     monkeypatch.setattr(client.gpu.runtime, "free", nothing(client.gpu.runtime))
     monkeypatch.setattr(checks_module, "wait_until", functools.partial(client_module.wait_until, patience_s=0.5))
-    report = Report("title", {}, tmp_path, is_fake=True)
+    report = Report({}, tmp_path, is_fake=True)
     checks_module._check_twice(report, "processes", client, {"allocate": lambda fresh: fresh.filled() and None})
     assert [each.status for each in report.outcomes] == ["PASS", "FAIL"]
     assert report.outcomes[1].detail.startswith("it has grown from _Usage(device_bytes=")
@@ -237,8 +238,8 @@ def test_a_second_cycle_finds_what_is_not_freed(
 def test_a_figure_beyond_its_limit_fails_its_check(
     limits: dict[str, float], is_held: bool | None, tmp_path: Path
 ) -> None:
-    report = Report("title", {}, tmp_path, is_fake=False)
-    report.measure("group", "name", lambda: [Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)])  # type: ignore[arg-type]
+    report = Report({}, tmp_path, is_fake=False)
+    report.measure("group", "name", lambda: [Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)])
     assert report.finish() is (is_held is not False)
     (written,) = json.loads((tmp_path / "report.json").read_text())["figures"]
     assert written["is_held"] is is_held
@@ -254,7 +255,7 @@ def test_a_check_that_raises_ends_alone_and_meanwhile_the_report_says_which_runs
         assert json.loads((tmp_path / "report.json").read_text())["running"] == "group: name"
         raise error
 
-    report = Report("title", {}, tmp_path, is_fake=False)
+    report = Report({}, tmp_path, is_fake=False)
     report.run("group", "name", fail)
     (outcome,) = report.outcomes
     assert (outcome.status, bool(outcome.trace)) == ("FAIL", isinstance(error, ZeroDivisionError))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import runpy
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
-from scripts.tools.setup.__main__ import COMMANDS, EVERYTHING, Contents, Environment, StepFailedError, Subprocess
+from scripts.tools.setup.__main__ import COMMANDS, EVERYTHING, Contents, Environment, StepFailedError, beside
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -80,9 +82,10 @@ def test_other_dependencies_make_it_anew(set_up: Callable[..., list[str]], check
 
 
 def test_what_a_step_has_started_ends_with_it() -> None:
-    with Subprocess(["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]) as step:
-        while not (begun := [pid for pid in children(step._process.pid) if command_line(pid).startswith("sleep")]):
+    with contextlib.suppress(KeyboardInterrupt), beside(["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]):
+        while not (begun := [each for pid in children(os.getpid()) for each in children(pid)]):
             time.sleep(0.01)
+        raise KeyboardInterrupt
     while any(map(command_line, begun)):
         time.sleep(0.01)
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.test import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1, started
+from scripts.tools.processes import started
+from scripts.tools.test import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1
 
 HEADING = re.compile(r"=== (\d+) flaky: .* ===")
 PASSES = "def test_it():\n    pass\n"
@@ -67,7 +68,15 @@ def checkout(tmp_path: Path) -> Path:
     """One that has a test in each folder, and a setup that does nothing."""
     made = tmp_path / "checkout"
     (made / "scripts/tools").mkdir(parents=True)
-    for file in ("__init__.py", "test", "tools/__init__.py", "tools/help", "tools/start", "tools/test.py"):
+    for file in (
+        "__init__.py",
+        "test",
+        "tools/__init__.py",
+        "tools/help",
+        "tools/processes.py",
+        "tools/start",
+        "tools/test.py",
+    ):
         shutil.copy(ROOT / "scripts" / file, made / "scripts" / file)
     write(made, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
     write(made, "tests/conftest.py", CONFTEST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.terminal import exit_status, positive
 from shm_backend_utils.client import CopyWarning
-from shm_backend_utils.errors import ShmError
+from shm_backend_utils.errors import CallerError, ShmError
 
 from ..figures import Figure
 from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors, bench_server, describe
@@ -27,8 +27,7 @@ from .groups.round_trips import latency, round_trips
 from .groups.stock import compat, infer_beside_stock, other_client, plain_clients
 from .groups.throughput import concurrency, throughput, uploads
 from .pictures import PICTURES
-from .reports import ReportError, Reports, Run, table_of
-from .ways import OTHER_CLIENT, has_other_client
+from .reports import Reports, Run, table_of
 
 GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
@@ -52,9 +51,6 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
 }
 """The groups by the names that ``--only`` knows. Those of the pictures come last: large tensors grow Triton's pools."""
 
-WITH_OTHER_CLIENT: Final = ("other-client", "compat")
-"""Those that are of triton-shm-client, and so need it."""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
@@ -70,14 +66,15 @@ def main() -> int:
         "--requests", type=positive, help=f"how many requests at random to send (default: {FULL.requests:,})"
     )
     arguments = parser.parse_args()
-    return exit_status(lambda: _run(arguments), ReportError, ShmError, InferenceServerException)
+    return exit_status(lambda: _run(arguments), ShmError, InferenceServerException)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     reports = Reports(arguments.json, arguments.document, arguments.plot)
     reports.check()
-    groups = groups_to_measure(arguments.only, draws=arguments.plot is not None)
-    found = _measured(groups, _amounts(arguments))
+    if arguments.plot and arguments.only and not set(PICTURES) & set(arguments.only):
+        raise CallerError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
+    found = _measured(arguments.only or list(GROUPS), _amounts(arguments))
     Console().print(table_of(found.figures))
     reports.write(found)
     return 0
@@ -88,21 +85,6 @@ def _amounts(arguments: argparse.Namespace) -> Amounts:
     if arguments.rounds:
         amounts = replace(amounts, rounds=arguments.rounds, slow_rounds=max(arguments.rounds // 10, 1))
     return replace(amounts, requests=arguments.requests or amounts.requests)
-
-
-def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
-    """Return the groups that the user asked for, or all that can be measured here."""
-    if draws and only and not set(PICTURES) & set(only):
-        raise ReportError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
-    groups = list(only or GROUPS)
-    missing = [] if has_other_client() else [group for group in groups if group in WITH_OTHER_CLIENT]
-    if missing and only:
-        raise ReportError(
-            f"{', '.join(missing)}: {OTHER_CLIENT} is not installed; pip install --no-deps {OTHER_CLIENT}"
-        )
-    if not has_other_client():
-        print(f"{OTHER_CLIENT} is not installed: its rows and lines are left out", file=sys.stderr)
-    return [group for group in groups if group not in missing]
 
 
 def _measured(groups: list[str], amounts: Amounts) -> Run:

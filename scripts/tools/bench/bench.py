@@ -29,10 +29,8 @@ from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
 from ..figures import Figure, Times, medians_ms
-from ..processes import children
+from ..processes import children, mappings
 
-_MODELS: Final = Path(__file__).resolve().parent / "models"
-_SAMPLE_MODELS: Final = ("identity", "multiply")
 _CODE: Final = {
     "timed_identity_8": "timed_identity",
     "trusting_identity": "identity",
@@ -41,8 +39,12 @@ _CODE: Final = {
 """Models that are another one with another configuration. No links: archives do not carry those to folders."""
 
 
+TRITON: Final[Mapping[str, Any]] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+"""The modules of tritonclient, by protocol."""
+
+
 def bench_server() -> AbstractContextManager[EmbeddedServer]:
-    models = [*(REPOSITORY / name for name in _SAMPLE_MODELS), *models_in(_MODELS)]
+    models = [REPOSITORY / "identity", REPOSITORY / "multiply", *models_in(Path(__file__).with_name("models"))]
 
     def provide(folder: Path) -> Path:
         copy_models(models, folder)
@@ -79,9 +81,10 @@ def _pin(pid: int, cores: set[int]) -> None:
 
 def describe(plain: Any) -> dict[str, str]:
     """Return what is known of the machine and what runs on it; ``plain`` is tritonclient's client of the server."""
+    processor = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "processor": processor[1] if processor else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
@@ -92,17 +95,11 @@ def describe(plain: Any) -> dict[str, str]:
     }
 
 
-def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
-
-
-_BLOCK: Final = 512
 _SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(SEALED_LINK)}$", re.MULTILINE)
 
 
 def sealed_bytes(pid: int) -> int:
-    maps = Path(f"/proc/{pid}/maps").read_text()
+    maps = "\n".join(mappings(pid))
     return sum(int(end, 16) - int(begin, 16) for begin, end in _SEALED.findall(maps))
 
 
@@ -111,7 +108,7 @@ def shared_bytes(prefix: str) -> int:
     total = 0
     for path in DEV_SHM.glob(f"{prefix}*"):
         with contextlib.suppress(FileNotFoundError):  # its owner has just removed it
-            total += _BLOCK * path.stat().st_blocks
+            total += 512 * path.stat().st_blocks
     return total
 
 
@@ -128,11 +125,6 @@ class Amounts:
 FULL: Final = Amounts()
 QUICK: Final = Amounts(rounds=30, slow_rounds=3, period_s=0.1, periods=2, requests=2_000, largest_bytes=2**20)
 """To see whether everything works."""
-
-Cases = Mapping[str, Callable[[], object]]
-AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
-
-WARM_UP_ROUNDS: Final = 20
 
 
 class Medians(dict[str, float]):  # in milliseconds, by case
@@ -155,9 +147,7 @@ class Bench:
         return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
 
     def plain_client(self, protocol: str = "grpc") -> Any:
-        if protocol == "grpc":
-            return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
-        return tritonclient.http.InferenceServerClient(self.server.http_url)
+        return TRITON[protocol].InferenceServerClient(self.urls[protocol].removeprefix("http://"))
 
     def direct_client(self) -> ShmClient:
         """Return this library's client, whose small calls go direct as well; to be closed."""
@@ -178,14 +168,14 @@ class Bench:
     ) -> Iterator[int]:
         """Count the rounds, from below 0 to warm up, showing progress."""
         rounds = rounds or self.amounts.rounds
-        first = min(rounds, WARM_UP_ROUNDS) if warm_up_rounds is None else warm_up_rounds
+        first = min(rounds, 20) if warm_up_rounds is None else warm_up_rounds
         for number in self.shown(what, first + rounds):
             yield number - first
 
     def measure(
         self,
         what: str,
-        cases: Cases,
+        cases: Mapping[str, Callable[[], object]],
         rounds: int | None = None,
         *,
         warm_up_rounds: int | None = None,
@@ -195,7 +185,9 @@ class Bench:
         medians = self.medians[what] = Medians(medians_ms(cases, numbers, before))
         return medians
 
-    async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
+    async def measure_async(
+        self, what: str, cases: Mapping[str, Callable[[], Awaitable[object]]], rounds: int
+    ) -> Medians:
         times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
             for name in shuffled(cases, number):

@@ -1,15 +1,12 @@
 """The bench's pictures, by the names of the groups that measure them: how each is drawn, and what is said of it.
 
-A line has one colour, dashes and marker in all of them. The colours are those of Okabe and Ito, which people who see
-fewer colours can tell apart as well. This library's lines are whole, the others dashed, and no two have the same
-marker. The background is white, so the pictures are legible on a dark page, too.
+The colours are those of Okabe and Ito, which people who see fewer colours can tell apart as well.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,9 +17,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ..figures import in_words
-
-WIDTH_INCHES: Final = 8.0
-"""800 pixels at the 100 dots per inch that the sizes of fonts are meant for."""
 
 INK: Final = "#1f2933"
 FAINT: Final = "#52606d"
@@ -50,9 +44,7 @@ RC: Final[Mapping[str, Any]] = {
     "ytick.labelsize": 9.0,
 }
 
-_PROTOCOLS: Final = {"grpc": "gRPC", "http": "HTTP"}
 _STEPS: Final = (1, 2, 5)
-_PANEL: Final = re.compile(r"(\w+), (\d+) bytes")
 
 
 def _line(label: str, color: str, marker: str, dashes: str = "-") -> dict[str, Any]:
@@ -73,24 +65,16 @@ Panels = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Points, by panel and line."""
 
 _TITLE_INCHES: Final = 0.62
-_ROW_INCHES: Final = 0.22
-
-
-class Drawing(NamedTuple):
-    file: str
-    title: str
-    caption: str
-    content: bytes
 
 
 def _begin(title: str, machine: Mapping[str, str], panels: Panels, panels_inches: float, columns: int) -> Figure:
     """Return a figure with its title and a line about the machine, with room for panels and, below, for a legend."""
     lines = {name for panel in panels.values() for name in panel}
-    legend_inches = _ROW_INCHES * -(-len(lines) // columns) + 0.1
+    legend_inches = 0.22 * -(-len(lines) // columns) + 0.1
     height = _TITLE_INCHES + panels_inches + legend_inches
     bottom, top = legend_inches / height, 1 - _TITLE_INCHES / height
     layout = ConstrainedLayoutEngine(rect=(0.008, bottom, 0.984, top - bottom), wspace=0.04)
-    figure = Figure((WIDTH_INCHES, height), layout=layout)
+    figure = Figure((8.0, height), layout=layout)
     figure.text(0.015, 1 - 0.07 / height, title, fontsize=12.5, fontweight="bold", va="top")
     figure.text(0.015, 1 - 0.34 / height, _about(machine), fontsize=9, color=FAINT, va="top")
     return figure
@@ -133,7 +117,7 @@ def _draw_latency(title: str, panels: Panels, machine: Mapping[str, str]) -> Fig
     milliseconds = [y for panel in panels.values() for points in panel.values() for y in points.values()]
     all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
-        axes.set(title=_PROTOCOLS[panel], xscale="log", yscale="log", xlabel="size of the tensor")
+        axes.set(title={"grpc": "gRPC", "http": "HTTP"}[panel], xscale="log", yscale="log", xlabel="size of the tensor")
         _plot(axes, curves)
         axes.xaxis.set_major_locator(FixedLocator([64, 2**12, 2**18, 2**24, 2**30]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: in_words(x)))
@@ -151,8 +135,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
-    found = {panel: _PANEL.fullmatch(panel) for panel in panels}
-    kinds = {panel: (each[1], in_words(int(each[2]))) for panel, each in found.items() if each}
+    kinds = {panel: panel.split(", ") for panel in panels}
     rows = list(dict.fromkeys(who for who, _ in kinds.values()))
     columns = list(dict.fromkeys(size for _, size in kinds.values()))
     figure = _begin(title, machine, panels, 2.35 * len(rows), 3)
@@ -198,12 +181,13 @@ PICTURES: Final[Mapping[str, Picture]] = {
 """In the order in which a reader sees them."""
 
 
-def drawings_of(curves: Mapping[str, Panels], machine: Mapping[str, str]) -> list[Drawing]:
-    drawings = []
+def drawings_of(curves: Mapping[str, Panels], machine: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the pictures for which there are curves, as SVG by their names."""
+    drawings = {}
     for name in [name for name in PICTURES if name in curves]:
         picture, content = PICTURES[name], io.BytesIO()
         with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]  # names that are text, too
             figure = picture.draw(picture.title, curves[name], machine)
             figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})  # the same bytes always
-        drawings.append(Drawing(f"{name}.svg", picture.title, picture.caption, content.getvalue()))
+        drawings[name] = content.getvalue()
     return drawings

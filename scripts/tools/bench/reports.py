@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,11 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..figures import Figure
-from .pictures import Drawing, Panels, drawings_of
-
-
-class ReportError(Exception):
-    """A report cannot be written; the message says all that a user needs."""
+from .pictures import PICTURES, Panels, drawings_of
 
 
 class Run(NamedTuple):
@@ -31,14 +26,6 @@ class Run(NamedTuple):
 
 def as_json(figure: Figure) -> dict[str, Any]:
     return {**asdict(figure), "held_to": figure.held_to, "holds": figure.is_held}
-
-
-@contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}") from None
 
 
 _BEGIN: Final = """\
@@ -55,10 +42,8 @@ machine to machine; ratios do less, those of rates and of large tensors by a fif
 """
 
 
-def document_of(
-    figures: Sequence[Figure], machine: Mapping[str, str], pictures: Sequence[tuple[Drawing, str]] = ()
-) -> str:
-    shown = [f"![{drawing.title}]({link})\n\n{drawing.caption}\n" for drawing, link in pictures]
+def document_of(figures: Sequence[Figure], machine: Mapping[str, str], links: Mapping[str, str]) -> str:
+    shown = [f"![{PICTURES[name].title}]({link})\n\n{PICTURES[name].caption}\n" for name, link in links.items()]
     lines = [*_rows(("machine", ""), machine.items()), "", *shown, *_rows(COLUMNS, map(cells_of, figures))]
     beyond = [figure.name for figure in figures if figure.is_held is False]
     held = sum(figure.is_held is True for figure in figures)
@@ -69,11 +54,7 @@ def document_of(
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")
@@ -101,31 +82,22 @@ class Reports(NamedTuple):
     pictures: Path | None = None  # a folder
 
     def check(self) -> None:
-        """Make the folder, and raise :class:`ReportError` if one of them could not be written."""
+        """Make the folder, and the files that are not there; raise OSError if one of them could not be written."""
         for file in filter(None, (self.json, self.document)):
-            with _reported(file):
-                if file.is_dir():
-                    raise IsADirectoryError(0, "it is a folder; expected a file")
-                if not file.exists():
-                    tempfile.TemporaryFile(dir=file.parent).close()
+            file.open("ab").close()
         if self.pictures:
-            with _reported(self.pictures):
-                self.pictures.mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(dir=self.pictures).close()
+            self.pictures.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.pictures).close()
 
     def write(self, run: Run) -> None:
-        for file, content in self._contents(run):
-            with _reported(file):
-                file.write_bytes(content)
-
-    def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:
         if self.json:
             content = {**run._asdict(), "figures": [as_json(figure) for figure in run.figures]}
-            yield self.json, (json.dumps(content, indent=2) + "\n").encode()
-        drawings = drawings_of(run.curves, run.machine) if self.pictures else []
-        for drawing in drawings:
-            yield Path(self.pictures or "", drawing.file), drawing.content
+            self.json.write_text(json.dumps(content, indent=2) + "\n")
+        links: dict[str, str] = {}
+        if self.pictures:
+            for name, drawing in drawings_of(run.curves, run.machine).items():
+                file = self.pictures / f"{name}.svg"
+                file.write_bytes(drawing)
+                links[name] = os.path.relpath(file, self.document and self.document.parent)
         if self.document:
-            folder = os.path.relpath(self.pictures or self.document.parent, self.document.parent)
-            links = [(each, Path(folder, each.file).as_posix()) for each in drawings]
-            yield self.document, document_of(run.figures, run.machine, links).encode()
+            self.document.write_bytes(document_of(run.figures, run.machine, links).encode())

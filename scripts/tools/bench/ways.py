@@ -1,13 +1,7 @@
-"""The ways to send an array to a model that gives it back: this library's, those without it, and an empty request.
-
-All but the calls in place and the empty request copy the array once on its way in. What comes back is looked at where
-it is.
-"""
+"""The ways to send an array to a model that gives it back: this library's, those without it, and an empty request."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 import os
 import secrets
@@ -19,24 +13,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio
-import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.cli.common.registered_regions import registered_region
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 
-from .bench import Bench
+from .bench import TRITON, Bench
 
 Floats = npt.NDArray[np.float32]
 
 _Given = TypeVar("_Given")
 
-_COUNT: Final = 256
 _SEED: Final = 1
-_ROWS: Final = range(8, 64)
-
-OTHER_CLIENT: Final = "triton-shm-client"
-_MODULE: Final = "triton_shm_client"
 
 
 class Upload(NamedTuple):
@@ -59,14 +47,16 @@ def most_bytes(arrays: list[Floats]) -> int:
 def uploads_of(byte_size: int) -> list[Upload]:
     """Return arrays of rows, no two of one shape, as large as those of :func:`varying`; their sums are exact."""
     generator = np.random.default_rng(_SEED)
-    shapes = [(rows, length // rows) for length, rows in zip(_lengths(byte_size), itertools.cycle(_ROWS), strict=False)]
+    shapes = [
+        (rows, length // rows) for length, rows in zip(_lengths(byte_size), itertools.cycle(range(8, 64)), strict=False)
+    ]
     arrays = [generator.integers(0, 4, shape).astype(np.float32) for shape in generator.permutation(shapes)]
     return [Upload(x, x.sum(axis=1)) for x in arrays]
 
 
 def _lengths(byte_size: int) -> npt.NDArray[Any]:
     middle = byte_size // 4
-    return np.linspace(middle // 2, middle * 3 // 2, _COUNT).astype(int)
+    return np.linspace(middle // 2, middle * 3 // 2, 256).astype(int)
 
 
 def endless(given: list[_Given], first: int = 0) -> Iterator[_Given]:
@@ -76,18 +66,7 @@ def endless(given: list[_Given], first: int = 0) -> Iterator[_Given]:
 
 def in_band(x: Floats, protocol: str = "grpc") -> list[Any]:
     """Return the inputs of a request with one tensor, as tritonclient takes them, sync or aio."""
-    triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-    tensor = triton.InferInput("INPUT0", list(x.shape), "FP32")
-    tensor.set_data_from_numpy(x)
-    return [tensor]
-
-
-def has_other_client() -> bool:
-    return importlib.util.find_spec(_MODULE) is not None
-
-
-def connect_other_client(url: str) -> Any:
-    return importlib.import_module(_MODULE).TritonSHMClient(url)
+    return [TRITON[protocol].InferInput("INPUT0", list(x.shape), "FP32").set_data_from_numpy(x)]
 
 
 class RegisteredPair:
@@ -104,9 +83,8 @@ class RegisteredPair:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
         self.source = registered_region(stack, plain, f"{name}-in", most_bytes)
         self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
-        triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-        self.inputs = [triton.InferInput(names[0], [0], "FP32")]
-        self.outputs = [triton.InferRequestedOutput(names[1])]
+        self.inputs = [TRITON[protocol].InferInput(names[0], [0], "FP32")]
+        self.outputs = [TRITON[protocol].InferRequestedOutput(names[1])]
 
     def fill(self, x: Floats) -> None:
         shared_memory.set_shared_memory_region(self.source.handle, [x])
@@ -212,11 +190,8 @@ COMPARED: Final = ("ours", "stock")
 
 @contextmanager
 def for_threads(bench: Bench, protocol: str, most_bytes: int, threads: int) -> Iterator[dict[str, Send]]:
-    ways: dict[str, Way] = {
-        "ours": _infer,
-        "stock": partial(of_plain_client, STOCK),
-        "stock triton shm": partial(by_system_shm, STOCK, callers=threads),
-    }
+    ways = {name: WAYS[name] for name in COMPARED}
+    ways["stock triton shm"] = partial(by_system_shm, STOCK, callers=threads)
     with ExitStack() as stack:
         yield {name: stack.enter_context(way(bench, protocol, most_bytes)) for name, way in ways.items()}
 

@@ -1,11 +1,7 @@
 """Check and measure this library on a real GPU. Needs NumPy, cuda-bindings and tritonclient, and no network.
 
-Level 1 is the driver, and models in processes of their own without a server. Level 2 is a real server, in the folder
-that SHM_BACKEND_UTILS_SERVER names, or where this package installs it; it is installed if it is not there. Kernels are
-CuPy's, PyTorch's, or, with neither, the driver's own copies.
-
-What is asked for by name and cannot be run here has failed. The exit status is 0 if all held, 1 if something failed,
-and 2 if there is no GPU or no cuda-bindings.
+Level 1 is the driver, and models in processes of their own. Level 2 is a real server, which is installed if it is not
+there. The exit status is 0 if all held, 1 if something failed, and 2 if there is no GPU or no cuda-bindings.
 """
 
 from __future__ import annotations
@@ -30,9 +26,6 @@ from .kernels import LIBRARIES, Gate
 from .report import FULL, SMALL, Amounts, CheckFailedError, Report, require
 
 LEVELS: Final = (1, 2)
-_RESULTS: Final = ROOT / "docs" / "gpu"
-_TITLE: Final = "shm_backend_utils on a GPU"
-_TITLE_OF_A_FAKE: Final = "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
 
 
 def check(
@@ -50,9 +43,8 @@ def check(
         print(find_gpus(os.environ, sys.executable).text, file=sys.stderr)
         return 2
     date = time.strftime("%Y-%m-%d")
-    title = _TITLE_OF_A_FAKE if gpu.is_fake else _TITLE
-    default = _RESULTS / f"{date}-{re.sub(r'[^a-z0-9]+', '-', device_name(0).lower()).strip('-')}"
-    report = Report(title, describe(gpu.runtime, date), folder or default, is_fake=gpu.is_fake)
+    default = ROOT / "docs" / "gpu" / f"{date}-{re.sub(r'[^a-z0-9]+', '-', device_name(0).lower()).strip('-')}"
+    report = Report(describe(gpu.runtime, date), folder or default, is_fake=gpu.is_fake)
     gpus, gate = _loaded(report, load, libraries), Gate.create()
     if 1 in levels:
         check_driver(report, gpu, partial(load, "neither"), gate)
@@ -87,9 +79,8 @@ def _check_calls(report: Report, gpus: Sequence[Gpu], gate: Gate, amounts: Amoun
         missing = f"the client needs tritonclient: {error}; docs/gpu/README.md says how to install it without a network"
         report.run("this machine", "the client can be used", partial(require, False, missing))
         return
-    for level, check_level in ((1, check_harness), (2, check_server)):
-        if level in levels:
-            check_level(report, gpus, gate, amounts)
+    for level in levels:
+        (check_harness if level == 1 else check_server)(report, gpus, gate, amounts)
 
 
 def main() -> int:
@@ -99,9 +90,7 @@ def main() -> int:
         epilog="scripts/gpu_check --python PYTHON ... runs it with another Python than python3.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the report goes (default: docs/gpu/<date>-<GPU>)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for the report (default: docs/gpu/<date>-<GPU>)")
     parser.add_argument("--level", type=int, choices=LEVELS, help="run one level (default: both)")
     parser.add_argument(
         "--with",
@@ -111,11 +100,7 @@ def main() -> int:
         default=[],
         help="the array library, which must be there; may be given again (default: each that is there, and neither)",
     )
-    parser.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="do little, on a fake GPU: to see whether this program works; needs --out",
-    )
+    parser.add_argument("--rehearse", action="store_true", help="do little, on a fake GPU, to test this; needs --out")
     arguments = parser.parse_args()
     if arguments.rehearse and arguments.out is None:
         parser.error("--rehearse needs --out: its report is none of a GPU")

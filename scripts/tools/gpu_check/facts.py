@@ -19,14 +19,12 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime
 
+from ..figures import Figure
 from .gpu import Gpu, LoadGpu, used_bytes
 from .kernels import Gate, ask
-from .report import Figure, NotOnAFakeError, Report, require
+from .report import NotOnAFakeError, Report, require
 
 _HELD_S: Final = 0.2
-_SOON_S: Final = 5.0
-_END_S: Final = 20.0
-_NOBODY: Final = 65_534
 _COUNT: Final = BLOCK_BYTES // 4
 _NUMBERS: Final = np.arange(_COUNT, dtype=np.float32)
 
@@ -43,7 +41,7 @@ def another_process(target: Callable[..., None], *arguments: Any) -> Iterator[An
         yield ours
     finally:
         ours.close()
-        process.join(_END_S)
+        process.join(20.0)
         process.kill()
         process.join()
 
@@ -144,14 +142,14 @@ def _what_waits(gpu: Gpu, load: LoadGpu, gate: Gate) -> None:
         ):
             if address is None and gpu.is_fake:
                 raise NotOnAFakeError("a fake driver takes it for a violation to unmap memory beside work")
-            end = VirtualMemory(runtime).free if address is None else partial(_ended, runtime, name, address)
+            end = VirtualMemory(runtime).free if address is None else partial(_end_of_memory, runtime, name, address)
             ending = threading.Thread(target=end)
             with gate.closed():
                 gate.hold(runtime, stream, 0)
                 with runtime.on(0):
                     ask("cuMemsetD32Async", target, 1, 1, stream)
                 ending.start()
-                ending.join(_HELD_S if is_waiting else _SOON_S)
+                ending.join(_HELD_S if is_waiting else 5.0)
                 does_wait = ending.is_alive()
             ending.join()
             require(does_wait == is_waiting, f"{name} {'does not wait' if is_waiting else 'waits'} for the GPU")
@@ -159,7 +157,7 @@ def _what_waits(gpu: Gpu, load: LoadGpu, gate: Gate) -> None:
     runtime.destroy_stream(stream, 0)
 
 
-def _ended(runtime: CudaRuntime, name: str, address: int) -> None:
+def _end_of_memory(runtime: CudaRuntime, name: str, address: int) -> None:
     with runtime.on(0):
         ask(name, address)
 
@@ -204,7 +202,7 @@ def check_driver(report: Report, gpu: Gpu, load: LoadGpu, gate: Gate) -> None:
         "another process opens memory, and by a descriptor its own does, too": _opened,
     }
     if os.getuid() == 0:
-        checks["a process of another user opens memory, too"] = partial(_opened, user=_NOBODY)
+        checks["a process of another user opens memory, too"] = partial(_opened, user=65_534)
     for name, check in checks.items():
         report.run("the driver", name, partial(check, gpu, load))
     report.measure("the driver", "bytes of a context", partial(_context_bytes, gpu, load))

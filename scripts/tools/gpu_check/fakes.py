@@ -1,7 +1,4 @@
-"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's.
-
-NVIDIA's bindings and all of this package run as ever, on the fake driver; what is measured so says nothing.
-"""
+"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's."""
 
 from __future__ import annotations
 
@@ -76,13 +73,8 @@ class FakeLibrary:
         with self.runtime.on(arrays[-1].device):
             self.driver.launch(self.streams[-1], lambda: kernel(*[each.peek() for each in arrays]))
 
-    def function(self, compute: Callable[..., object]) -> Callable[..., None]:
-        """Return a function of an array and a number, from NumPy's."""
-
-        def launch(x: _Array, number: float, out: _Array) -> None:
-            self.launch(lambda numbers, result: compute(numbers, number, out=result), x, out)
-
-        return launch
+    def multiply(self, x: _Array, number: float, out: _Array) -> None:
+        self.launch(lambda numbers, result: np.multiply(numbers, number, out=result), x, out)
 
     def elementwise(self, inputs: str, output: str, operation: str, name: str) -> Callable[..., None]:
         """Return a function that launches an operation on an array and FP32 numbers, by NumPy."""
@@ -149,7 +141,7 @@ def install_fakes(runtime: CudaRuntime) -> None:
         empty=lambda count, dtype, device: library.empty(_TorchTensor, count, dtype, int(device.partition(":")[2])),
         float32=np.float32,
         from_dlpack=from_dlpack,
-        mul=library.function(np.multiply),
+        mul=library.multiply,
         utils=utils,
     )
 
@@ -171,7 +163,7 @@ def _cupy(library: FakeLibrary) -> dict[str, Any]:
 
     return {
         "__version__": "14.0, a fake",
-        "multiply": library.function(np.multiply),
+        "multiply": library.multiply,
         "ndarray": over,
         "empty": lambda count, dtype: library.empty(_CupyArray, count, dtype, devices[-1]),
         "ElementwiseKernel": library.elementwise,

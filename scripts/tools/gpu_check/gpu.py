@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ from ..processes import read_if_there
 from .fakes import install_fakes
 from .kernels import Kernels, ask, load_kernels
 from .report import CheckFailedError
-
-_DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def used_bytes(runtime: CudaRuntime) -> int:
 def describe(runtime: CudaRuntime, date: str) -> dict[str, str]:
     count, cuda = runtime.device_count(), int(ask("cuDriverGetVersion"))
     gibibytes = runtime.total_bytes(0) / 2**30
-    driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", read_if_there(_DRIVER_FILE))
+    driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", read_if_there(Path("/proc/driver/nvidia/version")))
     return {
         "date": date,
         "GPU": f"{device_name(0)}, {gibibytes:.0f} GiB{f' (the first of {count})' if count > 1 else ''}",

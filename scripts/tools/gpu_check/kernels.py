@@ -1,7 +1,6 @@
 """What the check has a GPU do: by CuPy, by PyTorch, or by neither, which is by the driver's own copies.
 
-Arrays are one-dimensional, of FP32; streams are what users of the library hold. A :class:`Gate` holds a stream, so that
-work behind it has certainly not run. A model has a copy of this file, so it imports nothing of the check.
+Arrays are one-dimensional, of FP32. A model has a copy of this file, so it imports nothing of the check.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ LIBRARIES: Final = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy
 CAPTURE_MODES: Final = ("GLOBAL", "THREAD_LOCAL", "RELAXED")
 
 _OPEN, _PROCESS = range(2)  # words of a gate
-_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 
 Numbers = npt.NDArray[np.float32]
 Kernels: TypeAlias = "_CupyKernels | _TorchKernels | _PlainKernels"
@@ -96,7 +94,8 @@ class Capture:
     def __init__(self, runtime: CudaRuntime, mode: str, *, is_blocking: bool = False) -> None:
         self._ends, self._has_begun = threading.Event(), threading.Event()
         self._error = "it has not begun"
-        self._thread = threading.Thread(target=self._run, args=(runtime, mode, 0 if is_blocking else _NON_BLOCKING))
+        flags = 0 if is_blocking else 1  # CU_STREAM_NON_BLOCKING
+        self._thread = threading.Thread(target=self._run, args=(runtime, mode, flags))
         self._thread.start()
         self._has_begun.wait()
 
@@ -148,45 +147,32 @@ def load_kernels(name: str, runtime: CudaRuntime) -> Kernels:
     return _TorchKernels() if name == "torch" else _PlainKernels(runtime)
 
 
-class _LibraryKernels:
-    multiply: Any
-    current: Any  # makes a stream the library's own for a block
-    taken: Any  # returns an array of the library's
-
-    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
-        """Write y from x, by one kernel."""
-        with self.current(stream, y.device):
-            self.multiply(self.taken(x), 2, out=self.taken(y))
-
-    def after_quick(self, numbers: Numbers) -> Numbers:
-        return numbers * 2
-
-
-class _CupyKernels(_LibraryKernels):
+class _CupyKernels:
     name = "cupy"
 
     def __init__(self) -> None:
         import cupy  # noqa: PLC0415  # only where it was asked for
 
         self._cupy: Any = cupy
-        self.multiply, self.taken = cupy.multiply, DeviceArray.cupy
-        self.current = self._current
 
     def stream(self, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             return self._cupy.cuda.Stream(non_blocking=True)
 
-    @contextlib.contextmanager
-    def _current(self, stream: Any, device: int) -> Iterator[None]:
-        with self._cupy.cuda.Device(device), stream:
-            yield
-
     def tensor(self, count: int, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             return self._cupy.empty(count, np.float32)
 
+    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        """Write y from x, by one kernel."""
+        with self._cupy.cuda.Device(y.device), stream:
+            self._cupy.multiply(x.cupy(), 2, out=y.cupy())
 
-class _TorchKernels(_LibraryKernels):
+    def after_quick(self, numbers: Numbers) -> Numbers:
+        return numbers * 2
+
+
+class _TorchKernels:
     name = "torch"
 
     def __init__(self) -> None:
@@ -195,14 +181,19 @@ class _TorchKernels(_LibraryKernels):
         if not torch.cuda.is_available():
             raise ImportError("this PyTorch sees no GPU")
         self._torch: Any = torch
-        self.multiply, self.taken = torch.mul, self._torch.from_dlpack
-        self.current = lambda stream, device: torch.cuda.stream(stream)  # it makes its device current, too
 
     def stream(self, device: int) -> Any:
         return self._torch.cuda.Stream(device=device)
 
     def tensor(self, count: int, device: int) -> Any:
         return self._torch.empty(count, dtype=self._torch.float32, device=f"cuda:{device}")
+
+    def quick(self, x: DeviceArray, y: DeviceArray, stream: Any) -> None:
+        with self._torch.cuda.stream(stream):  # it makes its device current, too
+            self._torch.mul(self._torch.from_dlpack(x), 2, out=self._torch.from_dlpack(y))
+
+    def after_quick(self, numbers: Numbers) -> Numbers:
+        return numbers * 2
 
 
 class _PlainKernels:

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import ROOT
-from .. import figures as common
-from ..figures import in_words, medians_ms
-
-TEXT_FILE: Final = "report.txt"
-JSON_FILE: Final = "report.json"
+from ..figures import Figure, in_words, medians_ms
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -54,29 +50,24 @@ class Outcome(NamedTuple):
     trace: str = ""  # of an error that is no CheckFailedError
 
 
-@dataclass(frozen=True)
-class Figure(common.Figure):
-    group: str = ""  # the level that it was measured at; set by the report
-
-    def __str__(self) -> str:
-        limit = "no limit"
-        if self.is_held is not None:
-            limit = f"{self.held_to}, {'held' if self.is_held else 'NOT HELD'}"
-        return f"{self.group}: {self.name}: {self.figure:.3g} {self.unit} ({self.basis}); {limit}"
+def _in_words(group: str, figure: Figure) -> str:
+    limit = {None: "no limit", True: f"{figure.held_to}, held", False: f"{figure.held_to}, NOT HELD"}[figure.is_held]
+    return f"{group}: {figure.name}: {figure.figure:.3g} {figure.unit} ({figure.basis}); {limit}"
 
 
 class Report:
-    def __init__(self, title: str, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
+    def __init__(self, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
         self.outcomes: list[Outcome] = []
-        self.figures: list[Figure] = []
-        self._title = title  # what the report begins with
+        self.figures: list[tuple[str, Figure]] = []  # each with its group
+        real, fake = "shm_backend_utils on a GPU", "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
+        self._title = fake if is_fake else real
         self._machine = dict(machine)  # what it was found on, by what it is
         self._is_fake = is_fake  # there was no GPU: the figures say nothing, and are held to nothing
         self._folder = folder  # for the two files, which are there even if a check takes the process with it
         self._folder.mkdir(parents=True, exist_ok=True)
         self._text = ""
         self._running = ""  # the check, by which a report that ends early tells where
-        self._say(title, "", *[f"{what}: {value}" for what, value in machine.items()], "")
+        self._say(self._title, "", *[f"{what}: {value}" for what, value in machine.items()], "")
 
     def run(self, group: str, name: str, check: Callable[[], str | None]) -> bool:
         """Run a check, which may return a detail, and return whether it passed. Whatever it raises ends it alone."""
@@ -99,14 +90,14 @@ class Report:
 
     def measure(self, group: str, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
         def check() -> str:
-            figures = [replace(figure, group=group) for figure in measure()]
+            figures = measure()
             if self._is_fake:
-                self.figures += [replace(figure, at_most=None, at_least=None) for figure in figures]
+                self.figures += [(group, replace(figure, at_most=None, at_least=None)) for figure in figures]
                 return ""
-            self.figures += figures
-            beyond = [str(figure) for figure in figures if figure.is_held is False]
+            self.figures += [(group, figure) for figure in figures]
+            beyond = [_in_words(group, figure) for figure in figures if figure.is_held is False]
             require(not beyond, "; ".join(beyond))
-            return str(figures[-1])
+            return _in_words(group, figures[-1])
 
         self.run(group, name, check)
 
@@ -116,7 +107,7 @@ class Report:
 
     def finish(self) -> bool:
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self._is_fake else "Figures:")
-        self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
+        self._say(*[f"  {_in_words(group, figure)}" for group, figure in self.figures] or ["  none"])
         in_part = f", {self._count('PART')} rehearsed in part, as a fake goes no further" if self._is_fake else ""
         others = [each for each in self.outcomes if each.status != "PASS"]
         self._say("", f"{self._count('PASS')} checks passed, {self._count('FAIL')} failed{in_part}")
@@ -135,8 +126,8 @@ class Report:
 
     def _write(self) -> None:
         running = f"RUNNING  {self._running}\n" if self._running else ""
-        (self._folder / TEXT_FILE).write_text(self._text + running)
-        figures = [{**asdict(figure), "is_held": figure.is_held} for figure in self.figures]
+        (self._folder / "report.txt").write_text(self._text + running)
+        figures = [{**asdict(each), "group": group, "is_held": each.is_held} for group, each in self.figures]
         content = {
             "title": self._title,
             "machine": self._machine,
@@ -145,10 +136,8 @@ class Report:
             "checks": [outcome._asdict() for outcome in self.outcomes],
             "figures_of_a_fake_gpu" if self._is_fake else "figures": figures,
         }
-        (self._folder / JSON_FILE).write_text(json.dumps(content, indent=2) + "\n")
+        (self._folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
 
-
-_WARM_UP_ROUNDS: Final = 20
 
 _Prepared = TypeVar("_Prepared")
 
@@ -164,15 +153,8 @@ class Amounts:
     pitches: tuple[int, ...]  # in bytes, from one row of four bytes to the next
 
 
-FULL: Final = Amounts(
-    300,
-    (2**10, 2**20, 2**26, 2**30),
-    2**28,
-    30,
-    tuple(2**power for power in range(20, 31, 2)),
-    6.0,
-    (100, 65_540, 2**20, 2**31),
-)
+_LENT_BYTES: Final = tuple(2**power for power in range(20, 31, 2))
+FULL: Final = Amounts(300, (2**10, 2**20, 2**26, 2**30), 2**28, 30, _LENT_BYTES, 6.0, (100, 65_540, 2**20, 2**31))
 SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, (2**12, 2**16), 0.2, (100, 65_540))
 
 
@@ -181,7 +163,7 @@ def ratio(name: str, above_ms: float, below_ms: float, unit: str, **limits: Any)
 
 
 def medians_of(rounds: int, **cases: Callable[[], object]) -> dict[str, float]:
-    return medians_ms(cases, range(-min(_WARM_UP_ROUNDS, rounds), rounds))
+    return medians_ms(cases, range(-min(20, rounds), rounds))
 
 
 def identity_medians(

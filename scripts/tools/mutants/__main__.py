@@ -1,8 +1,6 @@
 """Take checks out of the library, one at a time, and see whether a test that needs no server notices.
 
-A mutant is the library with a raise dropped, a guard left out, a part of a condition dropped, a comparison that is off
-by one or the other way round, or a lease not taken. The exit status is 1 if one survives that is not known to be
-equivalent.
+The exit status is 1 if a mutant survives that is not known to be equivalent.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ from .. import ROOT
 from .checks import UNCHANGED, Mutant, find, mutate
 from .covering import Covering, NotRunError, pytest_options
 
-__all__ = ["Verdict", "try_mutant"]
-
-_HANGS_AFTER_S: Final = 20  # of one test
+LIMIT_S: Final = 30.0
+"""A mutant that takes so much longer than the library hangs."""
 
 
 class Verdict(Enum):
@@ -104,14 +101,8 @@ def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
         os.chdir(ROOT)
         _import_changed(mutant)
-        options = [
-            *pytest_options(folder),
-            "-x",
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-            f"--timeout={_HANGS_AFTER_S}",
-        ]
-        status = pytest.main([*options, *tests])
+        options = ["-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--timeout=20"]
+        status = pytest.main([*pytest_options(folder), *options, *tests])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -135,8 +126,6 @@ def _import_changed(mutant: Mutant) -> None:
         del sys.modules[name]  # this tool uses some itself
 
 
-SHM_BYTES: Final = 512 << 20
-SLOWER: Final = 3  # than when the tests were recorded: the machine may be busy
 FILES: Final = (
     "shm_backend_utils/http/*.py",
     "shm_backend_utils/protocol/*.py",
@@ -160,9 +149,10 @@ def mutants_of(only: Sequence[str]) -> list[Mutant]:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Mutant]:
-    known, again = named_in(EQUIVALENT), None if arguments.again is None else named_in(arguments.again)
+    known = named_in(EQUIVALENT)
     mutants = [mutant for mutant in mutants_of(arguments.only) if mutant.name not in known]
-    if again is not None:
+    if arguments.again is not None:
+        again = named_in(arguments.again)
         mutants = [mutant for mutant in mutants if mutant.name in again]  # wherever it is in its function now
     if not mutants:
         raise NotRunError("no file has a mutant of those: --only takes patterns of files, --again a report")
@@ -174,8 +164,8 @@ def named_in(report: Path) -> set[tuple[str, str, str]]:
     return {(each["file"], each["function"], each["change"]) for each in json.loads(report.read_text())}
 
 
-def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
-    if not take_private_shm(SHM_BYTES):
+def run(mutants: Sequence[Mutant], report: Path | None) -> int:
+    if not take_private_shm(512 << 20):
         print("/dev/shm is shared with others, whose files may confuse tests: it takes root", file=sys.stderr)
     found: list[tuple[Mutant, Verdict]] = []
     with tempfile.TemporaryDirectory(prefix="shm-backend-utils-mutants-") as name:
@@ -183,11 +173,11 @@ def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
         covering = Covering.of_checkout(ROOT, KEPT, folder)
         for test in covering.failed:
             print(f"{test} fails as it is, and is left out", file=sys.stderr)
-        check_trials(mutants, covering, limit_s, folder)
+        check_trials(mutants, covering, folder)
         for number, mutant in enumerate(mutants, 1):
             tests = covering.tests_of(mutant)
-            expected_s = sum(covering.seconds[test] for test in tests)
-            verdict = try_mutant(mutant, tests, limit_s + SLOWER * expected_s, folder)
+            slower_s = 3 * sum(covering.seconds[test] for test in tests)  # the machine may be busy
+            verdict = try_mutant(mutant, tests, LIMIT_S + slower_s, folder)
             found.append((mutant, verdict))
             if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED):
                 where = f"{mutant.file}:{mutant.first_line}  {mutant.function}"
@@ -202,12 +192,12 @@ def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
     return 1 if alive else 0
 
 
-def check_trials(mutants: Sequence[Mutant], covering: Covering, limit_s: float, folder: Path) -> None:
+def check_trials(mutants: Sequence[Mutant], covering: Covering, folder: Path) -> None:
     """Raise NotRunError unless the library survives a trial as it is: then what is killed is killed by its change."""
     for mutant in mutants:
         tests = covering.tests_of(mutant)[:10]
         if tests:
-            verdict = try_mutant(replace(mutant, number=UNCHANGED), tests, limit_s, folder)
+            verdict = try_mutant(replace(mutant, number=UNCHANGED), tests, LIMIT_S, folder)
             if verdict is not Verdict.SURVIVED:
                 output = (folder / "output").read_text(errors="replace")
                 raise NotRunError(f"tests fail that did not fail when they were recorded:\n{output[-4_000:]}")
@@ -220,16 +210,9 @@ def main() -> int:
     parser.add_argument("--sample", type=positive, metavar="N", help="try N of them, drawn by chance")
     parser.add_argument("--again", type=Path, metavar="FILE", help="try those that an earlier --json FILE names")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of that chance; default: %(default)s")
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        default=30,
-        metavar="SECONDS",
-        help="a mutant that takes so much longer than the library hangs; default: %(default)s",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant to FILE")
     arguments = parser.parse_args()
-    return exit_status(lambda: run(chosen(arguments), arguments.limit, arguments.json), NotRunError)
+    return exit_status(lambda: run(chosen(arguments), arguments.json), NotRunError)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["UNCHANGED", "Mutant", "find", "mutate"]
-
 UNCHANGED: Final = -1
 """The number of no change."""
 
@@ -23,7 +21,6 @@ _OTHER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 }
 _CHECKING: Final = re.compile(r"_?(check|hold_owner|take|give_back|release|fcntl|fchmod|unlink|close$)")
 _WAITS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
-_WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class _Breaker(ast.NodeTransformer):
         """Guards: what leaves early, or does one thing more."""
         last = node.body[-1]
         is_short = len(node.body) == 1 and isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)
-        is_guard = not node.orelse and (is_short or isinstance(last, _WAYS_OUT))
+        is_guard = not node.orelse and (is_short or isinstance(last, ast.Raise | ast.Return | ast.Continue | ast.Break))
         is_mere_raise = len(node.body) == 1 and isinstance(last, ast.Raise)  # which is dropped anyway
         if is_guard and not is_mere_raise and self._is_wanted(node.test, f"without `if {_text(node.test)}:`"):
             node.test = ast.copy_location(ast.Constant(False), node.test)

@@ -10,20 +10,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from .. import ROOT
 from . import recording
 from .checks import Mutant
-
-__all__ = ["Covering", "NotRunError", "pytest_options"]
-
-_PARTS: Final = ("unit", "property", "conformance", "harness")
-_TIMER: Final = "setitimer"
-"""What tests call whose signals raise: inside coverage's own code, that would leave its lock taken for ever."""
-_RUN: Final = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
 class NotRunError(Exception):
@@ -43,17 +36,15 @@ class Covering:
 
     @classmethod
     def of_checkout(cls, root: Path, kept: Path, folder: Path) -> Covering:
-        """Run the tests that need no server, but for files whose last run is kept and still holds.
-
-        It holds while a file, the helpers in its folders, and every module of which its tests have executed a line are
-        as they were.
-
-        Raises NotRunError: the tests cannot be run at all.
-        """
+        """Run the tests that need no server, but for files whose last run is kept and still holds."""
         known = json.loads(kept.read_text()) if kept.exists() else {}
         digests = _digests(root)
         modules = {str(path.relative_to(root)): _digest([path]) for path in (root / "shm_backend_utils").rglob("*.py")}
-        files = {file: found for file, found in known.items() if _holds(found, digests.get(file), modules)}
+        files = {
+            file: found
+            for file, found in known.items()
+            if found["digest"] == digests.get(file) and found["modules"].items() <= modules.items()
+        }
         missing = [file for file in digests if file not in files]
         failed: list[str] = []
         if missing:
@@ -82,12 +73,6 @@ class Covering:
         return sorted(tests, key=lambda test: (executed[test].isdisjoint(changed), self.seconds[test]))
 
 
-def _holds(file: dict[str, Any], digest: str | None, modules: dict[str, str]) -> bool:
-    """Return whether a file of tests, and what it has executed, are as they were when it was run."""
-    executed: dict[str, str] = file["modules"]
-    return file["digest"] == digest and executed.items() <= modules.items()
-
-
 def _record(root: Path, files: list[str], folder: Path) -> dict[str, Any]:
     output = folder / "covering.json"
     environment = {
@@ -99,7 +84,7 @@ def _record(root: Path, files: list[str], folder: Path) -> dict[str, Any]:
     plugin = ["-p", recording.__name__, "--continue-on-collection-errors"]
     command = [sys.executable, "-m", "pytest", *plugin, *pytest_options(folder), *files]
     done = subprocess.run(command, cwd=root, env=environment, text=True, stdout=subprocess.PIPE, check=False)
-    if done.returncode not in _RUN:
+    if done.returncode not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}:
         raise NotRunError(f"the tests cannot be run:\n{done.stdout[-4_000:]}")
     found: dict[str, Any] = json.loads(output.read_text())
     return found
@@ -109,9 +94,9 @@ def _digests(root: Path) -> dict[str, str]:
     """Return for each file of tests what it is, with the helpers in its folders."""
     tests = root / "tests"
     found = {}
-    for part in _PARTS:
+    for part in ("unit", "property", "conformance", "harness"):
         for path in sorted((tests / part).rglob("test_*.py")):
-            if _TIMER in path.read_text():
+            if "setitimer" in path.read_text():  # a signal that raises in coverage's own code leaves its lock taken
                 continue
             above = [folder for folder in reversed(path.parents) if folder == tests or tests in folder.parents]
             helpers = [file for each in above for file in sorted(each.glob("*.py")) if not file.match("test_*")]

@@ -1,7 +1,4 @@
-"""A plugin of pytest that writes down which lines of the library each test executes, and how long it takes.
-
-It is imported into a pytest of its own, before the library: what runs when that is imported counts for no test.
-"""
+"""A plugin of pytest that writes down which lines of the library each test executes, and how long it takes."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ OUTPUT: Final = "SHM_MUTANTS_OUTPUT"
 
 
 class Recorder:
-    """Writes ``{"tests": {test: {"seconds": float, "lines": {file: [line]}}}, "failed": [test or file]}``.
-
-    Among the first are only tests that pass.
-    """
+    """Writes ``{"tests": {test: {"seconds": float, "lines": {file: [line]}}}, "failed": [test or file]}``."""
 
     def __init__(self, root: Path, output: Path) -> None:
         self._root = root

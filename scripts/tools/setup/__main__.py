@@ -1,8 +1,4 @@
-"""Make an environment with what the tools need, and install the embedded server. Standard library only.
-
-Says nothing when there is nothing to do. An environment counts as made when its stamp says so, which is written last:
-whatever was interrupted or failed is started over.
-"""
+"""Make an environment with what the tools need, and install the embedded server. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,49 +9,41 @@ import hashlib
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from shm_backend_utils.cli.terminal import exit_status
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server.install import default_folder
+from shm_backend_utils.server.installation import Installation
+
 from .. import ROOT
+from ..processes import started
 
 
 class StepFailedError(Exception):
     """A step of the setup failed; the message is what the command that failed had to say."""
 
 
-class Subprocess:
-    """A program that runs. A context manager, which ends it, as Ctrl-C does, with all that it has started."""
-
-    def __init__(self, words: list[str]) -> None:
-        self._name = words[0]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True)
-
-    def finish(self) -> None:
-        """Wait for its end; raise StepFailedError with its standard error if it failed."""
-        if self._process.wait() != 0:
-            self._errors.seek(0)
-            printed = self._errors.read().strip()
-            raise StepFailedError(printed or f"{self._name} failed with status {self._process.returncode}")
-
-    def __enter__(self) -> Subprocess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
-            self._process.wait()
-        self._errors.close()
+@contextlib.contextmanager
+def beside(words: list[str]) -> Iterator[None]:
+    """Have a program run beside a block; StepFailedError with its standard error if it fails."""
+    with tempfile.TemporaryFile("w+") as errors, started(words, stdout=subprocess.DEVNULL, stderr=errors) as process:
+        yield
+        if process.wait() != 0:
+            errors.seek(0)
+            printed = errors.read().strip()
+            raise StepFailedError(printed or f"{words[0]} failed with status {process.returncode}")
 
 
 def run(words: list[str]) -> None:
-    with Subprocess(words) as process:
-        process.finish()
+    with beside(words):
+        pass
 
 
 @dataclass(frozen=True)
@@ -74,23 +62,18 @@ class Contents:
         return hashlib.sha256("\0".join(map(str, [*made_of, *packages])).encode()).hexdigest()
 
 
-# What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
-# another NumPy; it uses none of that.
+# It requires all of tritonclient's extras, CUDA's packages among them, and another NumPy, and uses none of that.
 OTHER_CLIENT: Final = "triton-shm-client==0.1.0"
-# What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
-TORCH: Final = "torch==2.13.0+cpu"
-# What tests of GPU memory compare with: it describes arrays and streams without a GPU as well.
-CUPY: Final = "cupy-cuda12x==14.2.0"
-# NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
-BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
-BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
-
 COMMANDS: Final = Contents("demo", ("numpy>=2",))
 """What ``scripts/demo`` and ``serve`` need: to try the demo, you need not wait for PyTorch."""
 EVERYTHING: Final = Contents(
-    "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
+    "dev",
+    ("numpy>=2", "cuda-bindings>=13"),
+    (OTHER_CLIENT,),
+    ("torch==2.13.0+cpu", "cupy-cuda12x==14.2.0"),  # other builds of torch bring gigabytes for GPUs
+    includes=(COMMANDS,),
 )
-EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", BINDINGS_OF_CUDA_12), (OTHER_CLIENT,))
+EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", "cuda-bindings<13"), (OTHER_CLIENT,))
 
 
 class Environment:
@@ -140,16 +123,8 @@ class Environment:
         return [str(self.python), "-m", "pip", "install", *options, *arguments]
 
 
-INSTALL_SERVER = "scripts.tools.setup.install_server"
-
-
 def server_is_installed() -> bool:
     """Return whether the embedded server for this Python, which is also the environment's, is in its place."""
-    sys.path.insert(0, str(ROOT))
-    from shm_backend_utils.errors import MachineError  # noqa: PLC0415
-    from shm_backend_utils.server.install import default_folder  # noqa: PLC0415
-    from shm_backend_utils.server.installation import Installation  # noqa: PLC0415
-
     try:
         return Installation(default_folder()).is_complete
     except MachineError as error:  # there is no such version
@@ -166,64 +141,37 @@ def set_up(environment: Environment, contents: Contents) -> None:
     if not is_begun:
         _say(f"make {environment.folder.name}")
         environment.create()
-    with Subprocess([str(environment.python), "-m", INSTALL_SERVER]) as installing_server:
+    with beside([str(environment.python), "-m", "scripts.tools.setup.install_server"]):
         if not is_made:
             _say("install packages")
             environment.install(contents)
             environment.stamp(contents)
         if not is_served:
             _say("install the server")
-        installing_server.finish()
 
 
 def _say(step: str) -> None:
     print(f"scripts/setup: {step}", file=sys.stderr, flush=True)
 
 
-def end(number: int, _: object) -> None:
-    """End by a signal. A second one, as of a group that gets it too, must not end what ends in good order."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description="Set up the checkout.")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--commands",
-        action="store_const",
-        dest="chosen",
-        const=COMMANDS,
-        help="have in .venv what scripts/demo and serve need, and not what tests need",
-    )
-    kinds.add_argument(
-        "--numpy1",
-        action="store_const",
-        dest="chosen",
-        const=EVERYTHING_WITH_NUMPY_1,
-        help="make .venv-numpy1 instead: the same with NumPy 1.26",
-    )
+    kinds.add_argument("--commands", action="store_true", help="have in .venv only what scripts/demo and serve need")
+    kinds.add_argument("--numpy1", action="store_true", help="make .venv-numpy1 instead: the same with NumPy 1.26")
     parser.add_argument("--python", metavar="VERSION", help="make .venv-pyVERSION instead: the same with that Python")
-    parser.set_defaults(chosen=EVERYTHING)
     arguments = parser.parse_args()
-    contents = arguments.chosen
+    contents = EVERYTHING_WITH_NUMPY_1 if arguments.numpy1 else COMMANDS if arguments.commands else EVERYTHING
     name = ".venv" if arguments.python is None else f".venv-py{arguments.python}"  # scripts/setup has found that Python
-    if contents is EVERYTHING_WITH_NUMPY_1:
+    if arguments.numpy1:
         name += "-numpy1"
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
-    signal.signal(signal.SIGTERM, end)
-    checkout = os.open(ROOT, os.O_RDONLY)
-    fcntl.flock(checkout, fcntl.LOCK_EX)  # scripts may be started side by side; the second waits for the first
-    try:
+
+    def program() -> int:
+        fcntl.flock(os.open(ROOT, os.O_RDONLY), fcntl.LOCK_EX)  # a second script that starts waits for the first
         set_up(Environment(name), contents)
-    except (StepFailedError, OSError) as error:
-        print(f"scripts/setup failed:\n{error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    finally:
-        os.close(checkout)
-    return 0
+        return 0
+
+    return exit_status(program, StepFailedError)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """Send checked requests through a real server for a while, and meanwhile break everything that can break.
 
-It starts a server of its own. The exit status is 1 if a byte was wrong, something leaked or hung, something died that
-nobody had killed, a call took a second longer than its timeout, or a run of a minute or more has left out something
-that a soak does. What takes root is left out without: the requests of a second user, and a /dev/shm of its own, small
-enough to be filled.
+The exit status is 1 if anything was wrong, leaked, hung, or died that was not killed, or if a run of a minute or more
+left something out. Without root there are no requests of a second user, and /dev/shm, which is shared, is not filled.
 
-With --hostile, honest clients are measured alone for a quarter of the time, and then beside hostile ones. The exit
-status is 1 if a request of theirs failed, if their p99 was more than 3 times what it was alone, or if anything died of
-what it should survive.
+With --hostile, honest clients are measured alone for a quarter of the time, and then beside hostile ones: the exit
+status is 1 if they fail, if their p99 is more than 3 times what it was alone, or if anything dies that should survive.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -47,27 +43,13 @@ from .hostile.attacks import ATTACKS
 from .report import Report, impossible, soak_report
 from .server import SoakServer
 
-WARM_S: Final = 20.0
-MOST_GROWTH: Final = 64 << 20
-"""Allocators keep less than this for later use."""
-TRITONS_OWN_S: Final = 3.0
-"""A crash of the server so soon after a client was killed in a stream is a known bug of Triton 2.51."""
-_DYING_S: Final = 1.0
-"""A crashing server may run so much longer than its models' processes."""
-
-_FRAME: Final = re.compile(r"^ *\d+# .* in (\S+)$", re.MULTILINE)
-_NEITHER: Final = ("libc.so", "libstdc++.so", "libpthread.so")
-
 
 def crashed_in_frontends(log: str) -> bool:
-    """Return whether a server crashed in its own gRPC or HTTP frontend, as before 24.12 in calls that are cancelled.
-
-    That is issue 7368 of triton-inference-server/server. No code of this library runs in the server.
-    """
+    """Return whether a server crashed in its own frontend (issue 7368 of triton-inference-server/server)."""
     _, _, trace = log.rpartition("Signal (11) received.")
-    frames = _FRAME.findall(trace)[2:]  # behind the signal's handler, and the C library that calls it
-    files = [file for file in frames if not any(each in file for each in _NEITHER)]
-    return bool(files) and files[0].endswith("/bin/tritonserver")
+    files = re.findall(r"^ *\d+# .* in (\S+)$", trace, re.MULTILINE)[2:]  # behind the signal's handler, and its caller
+    own = [file for file in files if not re.search(r"lib(c|stdc\+\+|pthread)\.so", file)]
+    return bool(own) and own[0].endswith("/bin/tritonserver")
 
 
 class Soak:
@@ -112,10 +94,11 @@ class Soak:
     def _look_after(self) -> None:
         """Count deaths and hangs that must not happen, and restart what they ended."""
         if self._server.missing_stubs():
-            time.sleep(_DYING_S)
+            time.sleep(1.0)  # a crashing server may run longer than its models' processes
             log = self._server.server.log_tail(60)
             print(log, file=sys.stderr)
-            died_in_stream = time.monotonic() - self._saboteur.last_kill_in_stream < TRITONS_OWN_S
+            # A crash so soon after a client was killed in a stream is a known bug of Triton 2.51.
+            died_in_stream = time.monotonic() - self._saboteur.last_kill_in_stream < 3.0
             for dead in self._server.heal():
                 is_tritons = dead == "the server" and (died_in_stream or crashed_in_frontends(log))
                 self._tally.add("deaths of Triton" if is_tritons else DEATHS, dead)
@@ -137,7 +120,7 @@ class Soak:
     def _look_at(self, kind: str, pid: int) -> None:
         """Note how much a process has grown since it was warm."""
         now = time.monotonic()
-        if now - self._began.setdefault(pid, now) > WARM_S and (resident := resident_bytes(pid)):
+        if now - self._began.setdefault(pid, now) > 20.0 and (resident := resident_bytes(pid)):
             self._grown[kind] = max(self._grown[kind], resident - self._warm.setdefault(pid, resident))
 
     def _stop_clients(self) -> None:
@@ -172,7 +155,7 @@ class Soak:
             self._tally.add(LEAKS, leak)
         for kind, growth in self._grown.items():
             self._tally.add("grown bytes", kind, growth)
-            if growth > MOST_GROWTH:
+            if growth > 64 << 20:  # allocators keep less for later use
                 self._tally.add(LEAKS, f"memory of {kind}")
 
     def _was_killed(self, key: str) -> bool:
@@ -183,13 +166,10 @@ class Soak:
         return f"{requests} requests, {faults} faults, {errors} errors, {self._tally.total(WRONG)} wrong"
 
 
-SHM_BYTES: Final = 512 << 20
-
-
 def run(arguments: argparse.Namespace, seed: int) -> int:
     # Clients fork. With its own handlers, grpcio hangs in fork() now and then, or its threads die in the child.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    has_private_shm = take_private_shm(SHM_BYTES)
+    has_private_shm = take_private_shm(512 << 20)
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with (
         tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as name,

@@ -24,7 +24,6 @@ from .server import ALLOWED_UID, GUESTS, SoakServer
 TRUNCATING: Final = "truncating, a user who is allowed"
 ATTACKS: Final = (TRUNCATING, "sparse files", "locking its own slots", "garbage tables")
 """Those that leave the server as it is; truncation ends a model's instance."""
-REFUSALS: Final = (MemoryRefusedError.__name__, PathUnavailableError.__name__)
 
 
 class Saboteur:
@@ -133,7 +132,8 @@ class Saboteur:
             self._tally.add("outcomes", f"{name}: {outcome}", count)
         for group in MUST_BE_ZERO:
             self._tally.add(group, name, visit.total(group))
-        return answered, sum(count for error, count in errors.items() if error.startswith(REFUSALS))
+        refusals = (MemoryRefusedError.__name__, PathUnavailableError.__name__)
+        return answered, sum(count for error, count in errors.items() if error.startswith(refusals))
 
     def _attack(self, name: str) -> None:
         """Let a hostile client work for a moment, and restart what may die of it."""

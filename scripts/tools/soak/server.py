@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -26,16 +25,7 @@ from ..processes import children, command_line
 from .client.process import held_memory
 from .client.tally import Tally
 
-OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
-SAMPLE_MODELS: Final = ("identity", "multiply", "frames", "text_upper")
 RELOAD_S: Final = 30.0
-# Models are loaded and unloaded when they are told to be, and get the headers that the soak sends as parameters.
-OPTIONS: Final = (
-    "--model-control-mode=explicit",
-    "--load-model=*",
-    "--http-header-forward-pattern=(?i)soak-.*",
-    "--grpc-header-forward-pattern=(?i)soak-.*",
-)
 GUESTS: Final = "guests"
 """The name of a model like ``halves`` that takes another user's memory, too."""
 ALLOWED_UID: Final = 20_001
@@ -45,13 +35,17 @@ class SoakServer(MortalServer):
     def __init__(self, folder: Path, tally: Tally) -> None:
         self._tally = tally
         self._folder = folder / "models"
-        copy_models([*models_in(OWN_MODELS), *(REPOSITORY / name for name in SAMPLE_MODELS)], self._folder)
-        _add_model_of_guests(self._folder)
+        samples = [REPOSITORY / name for name in ("identity", "multiply", "frames", "text_upper")]
+        copy_models([*models_in(Path(__file__).with_name("models")), *samples], self._folder)
+        shutil.copytree(self._folder / "halves", self._folder / GUESTS)
+        with (self._folder / GUESTS / "config.pbtxt").open("a") as config:
+            uids = f"{os.geteuid()},{ALLOWED_UID}"
+            config.write(f'parameters {{ key: "SHM_ALLOWED_UIDS" value: {{ string_value: "{uids}" }} }}\n')
         self.models = [model.name for model in models_in(self._folder)]
         self._changes = itertools.count(1)
         super().__init__(
             self._folder,
-            installation=_installation_with(OPTIONS, folder / "installation"),
+            installation=_installation(folder / "installation"),
             log_file=folder / "server.log",
             numpy="own",  # the harder one for the library
         )
@@ -127,15 +121,10 @@ class SoakServer(MortalServer):
         return [each for each in held if not any(prefix in each for prefix in own)]
 
 
-def _add_model_of_guests(models: Path) -> None:
-    shutil.copytree(models / "halves", models / GUESTS)
-    with (models / GUESTS / "config.pbtxt").open("a") as config:
-        uids = f"{os.geteuid()},{ALLOWED_UID}"
-        config.write(f'parameters {{ key: "SHM_ALLOWED_UIDS" value: {{ string_value: "{uids}" }} }}\n')
-
-
-def _installation_with(options: Sequence[str], folder: Path) -> Installation:
-    """Return an installation in a new folder whose server gets these options beside those that it is given."""
+def _installation(folder: Path) -> Installation:
+    """Return one whose server loads models as it is told to, and hands the soak's headers to them as parameters."""
+    headers = [f"--{protocol}-header-forward-pattern=(?i)soak-.*" for protocol in ("http", "grpc")]
+    options = ["--model-control-mode=explicit", "--load-model=*", *headers]
     real = install()
     wrapped = Installation(folder, real.triton)
     wrapped.binary.parent.mkdir(parents=True)

@@ -119,8 +119,8 @@ def test_a_short_run_measures_what_it_was_told_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--plot", "README.md"), "README.md cannot be written: File exists"),
-        (("--json", "none/bench.json"), "none/bench.json cannot be written: No such file or directory"),
+        (("--plot", "README.md"), "[Errno 17] File exists: 'README.md'"),
+        (("--json", "none/bench.json"), "[Errno 2] No such file or directory: 'none/bench.json'"),
         (("--plot", "docs/images", "--only", "path"), "--plot draws latency, concurrency; add one of them with --only"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",

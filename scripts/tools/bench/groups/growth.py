@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -17,18 +16,13 @@ from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 from ...figures import Figure, in_words
 from ...processes import Program, children, resident_bytes
-from ..bench import Bench, sealed_bytes, shared_bytes
+from ..bench import Bench, Medians, sealed_bytes, shared_bytes
 from ..ways import RegisteredPair
 
-PROGRAM: Final = "scripts.tools.bench.random_requests"
-LARGE_BYTES: Final = 2**30
-MOST_GROWN_MIB: Final = 8.0
 MIB: Final = 2**20
 
 REGISTERED_BYTES: Final = 2**20
-MOST_OF_TRUSTED: Final = 1.15
 OUTPUT_IN: Final = ("two regions", "one region")
-CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
 def growth(bench: Bench) -> list[Figure]:
@@ -42,7 +36,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
     with bench.direct_client() as client:
         client.infer("identity", {"INPUT0": np.ones(16, np.float32)}, outputs={"OUTPUT0": 64}).release()
         pools = shared_bytes(server.shm_prefix)
-        with client.prepare("identity", {"INPUT0": ((LARGE_BYTES // 4,), np.float32)}) as call:
+        with client.prepare("identity", {"INPUT0": ((2**30 // 4,), np.float32)}) as call:
             for _ in bench.shown("growth by a request", bench.amounts.rounds):
                 before = resident_bytes(server.pid)
                 call.infer().release()
@@ -61,30 +55,23 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     """Let a separate process send random requests; compare all processes' memory before and after."""
     requests = bench.amounts.requests
     with ExitStack() as stack:
-        client = Program(PROGRAM, bench.server.grpc_url, requests)
+        client = Program("scripts.tools.bench.random_requests", bench.server.grpc_url, requests)
         stack.callback(client.end)
-        _line(client)  # it has warmed up
+        client.hear()  # it has warmed up
         before = _held(bench, client.pid)
         client.say("go")
         for _ in bench.shown(f"{requests:,} requests at random", 100):
-            _line(client)
-        outcome = json.loads(_line(client))
+            client.hear()
+        outcome = json.loads(client.hear())  # if the process has failed, what it wrote says why
         after = _held(bench, client.pid)
     grown = {who: (after[who] - before[who]) / MIB for who in after}
     basis = ", ".join(f"{who} {mebibytes:+.1f}" for who, mebibytes in grown.items())
     what = f"{requests:,} requests of random shapes, dtypes, parameters, hints and overflows"
     seen = f"{outcome['answers']:,} answers, {outcome['overflowed']:,} of them with overflows"
     return [
-        Figure(f"growth after {what}", sum(grown.values()), "MiB more than before", basis, at_most=MOST_GROWN_MIB),
+        Figure(f"growth after {what}", sum(grown.values()), "MiB more than before", basis, at_most=8.0),
         Figure(f"wrong answers to {what}", outcome["wrong"], "answers", seen, at_most=0),
     ]
-
-
-def _line(client: Program) -> str:
-    line = client.hear()
-    if not line:
-        raise AssertionError("the process with the requests at random has failed; what it wrote says why")
-    return line
 
 
 def _held(bench: Bench, client_pid: int) -> dict[str, int]:
@@ -101,58 +88,53 @@ def _held(bench: Bench, client_pid: int) -> dict[str, int]:
 
 def registered(bench: Bench) -> list[Figure]:
     """Measure an identity by :func:`attach`, over both protocols, with both tensors in one region or in two."""
-    return [figure for protocol in bench.urls for figure in _registered_over(bench, protocol)]
+    figures = []
+    for protocol in bench.urls:
+        medians = _registered_over(bench, protocol)
+        for words in sorted(OUTPUT_IN):
+            name, unit = f"{protocol}: identity of 1 MiB by attach, {words}, names checked", "× names trusted"
+            figures.append(medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=1.15))
+    return figures
 
 
-def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
+def _registered_over(bench: Bench, protocol: str) -> Medians:
     with ExitStack() as stack:
         client = stack.enter_context(bench.plain_client(protocol))
         pair = RegisteredPair(stack, client, protocol, 2 * REGISTERED_BYTES)
         pair.fill(np.ones(REGISTERED_BYTES // 4, np.float32))
-        cases: dict[str, Callable[[], object]] = {}
+        cases = {}
         for words in OUTPUT_IN:
-            for case, model in CASES.items():
-                request = attach(model, pair.inputs, pair.outputs)
-                cases[f"{case}, {words}"] = partial(client.infer, model, **request)
+            for case, model in (("trusted", "trusting_identity"), ("checked", "identity")):
+                cases[f"{case}, {words}"] = partial(client.infer, model, **attach(model, pair.inputs, pair.outputs))
             pair.outputs[0].set_shared_memory(pair.source.name, REGISTERED_BYTES, REGISTERED_BYTES)
-        medians = bench.measure(f"registered names, {protocol}", cases)
-    names = {words: f"{protocol}: identity of 1 MiB by attach, {words}, names checked" for words in sorted(OUTPUT_IN)}
-    limit, unit = MOST_OF_TRUSTED, "× names trusted"
-    return [
-        medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=limit)
-        for words, name in names.items()
-    ]
+        return bench.measure(f"registered names, {protocol}", cases)
 
 
-SIZES: Final = (2**12, 2**24)
 REGIONS: Final[tuple[RegionName, ...]] = ("system", "sealed")
-MOST_MS_MORE: Final = 3.0
-MOST_OF_SYSTEM: Final = 1.05
-WARM_UP_ROUNDS: Final = 3
 
 
 def sealed(bench: Bench) -> list[Figure]:
-    return [figure for protocol in bench.urls for figure in _sealed_over(bench, protocol)]
-
-
-def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
-    with ExitStack() as stack:
-        clients: dict[str, ShmClient] = {}
-        for region in REGIONS:
-            client = ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
-            clients[region] = stack.enter_context(client)
-        return [figure for byte_size in SIZES for figure in _of_size(bench, protocol, byte_size, clients)]
+    figures: list[Figure] = []
+    for protocol, url in bench.urls.items():
+        with ExitStack() as stack:
+            clients: dict[str, ShmClient] = {}
+            for region in REGIONS:
+                client = ShmClient(url, path="direct", inline_bytes=0, pool=PoolOptions(region=region))
+                clients[region] = stack.enter_context(client)
+            for byte_size in (2**12, 2**24):
+                figures += _of_size(bench, protocol, byte_size, clients)
+    return figures
 
 
 def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:
     what = f"{protocol}: infer of {in_words(byte_size)}"
     x = np.ones(byte_size // 4, np.float32)
-    cases: dict[str, Callable[[], object]] = {region: partial(_infer, client, x) for region, client in clients.items()}
+    cases = {region: partial(_infer, client, x) for region, client in clients.items()}
     first = bench.measure(
         f"{what}, first",
         cases,
         bench.amounts.slow_rounds,
-        warm_up_rounds=WARM_UP_ROUNDS,  # in which it tries the model
+        warm_up_rounds=3,  # in which it tries the model
         before=lambda region: clients[region]._memory.pool.drop_idle(),
     )
     warm = bench.measure(f"{what}, warm", cases)
@@ -160,8 +142,8 @@ def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, Shm
     basis = f"{first['sealed']:.3f} ms - {first['system']:.3f} ms"
     known, in_system = f"{what}, in a sealed region that the model knows", "× in one of /dev/shm"
     return [
-        Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=MOST_MS_MORE),
-        warm.ratio(known, "sealed", "system", in_system, at_most=MOST_OF_SYSTEM),
+        Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=3.0),
+        warm.ratio(known, "sealed", "system", in_system, at_most=1.05),
     ]
 
 

@@ -23,7 +23,6 @@ from ..ways import RegisteredPair
 REQUESTS: Final = 8
 ROW: Final = (1, 3, 1080, 1920)
 ROW_BYTES: Final = 4 * 3 * 1080 * 1920
-LEAST_GAIN_OF_BATCHES: Final = 3.0
 
 Images = npt.NDArray[np.float32]
 
@@ -45,7 +44,7 @@ def batches(bench: Bench) -> list[Figure]:
         medians = bench.measure(name, cases, bench.amounts.slow_rounds)
         _check_doubles(ours.results)
     unit = "× as fast as a pb_utils model that concatenates"
-    figure = medians.ratio(name, "stock", "ours", unit, at_least=LEAST_GAIN_OF_BATCHES)
+    figure = medians.ratio(name, "stock", "ours", unit, at_least=3.0)
     return [replace(figure, basis=f"{figure.basis}; bytes copied to join them: {ours.gathered_bytes}")]
 
 
@@ -92,9 +91,6 @@ def _check_doubles(results: Iterable[Images]) -> None:
             raise AssertionError("a model for batches does not double its rows")
 
 
-FORWARDED_BYTES: Final = 2**26
-LEAST_GAIN_OF_FORWARDING: Final = 100.0
-SMALL_FORWARDED_BYTES: Final = 6 * 2**10
 LEAST_GAIN_OF_SMALL_ONES: Final = 1.0
 ROUNDS_PER_ROUND: Final = 5
 
@@ -103,8 +99,8 @@ def forwarding(bench: Bench) -> list[Figure]:
     """Measure it inside the models: `identity` is asked by one with a ShmSession, `stock_identity` by one without."""
     rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     return [
-        _forwarding(bench, SMALL_FORWARDED_BYTES, rounds, LEAST_GAIN_OF_SMALL_ONES),
-        _forwarding(bench, FORWARDED_BYTES, bench.amounts.slow_rounds, LEAST_GAIN_OF_FORWARDING),
+        _forwarding(bench, 6 * 2**10, rounds, LEAST_GAIN_OF_SMALL_ONES),
+        _forwarding(bench, 2**26, bench.amounts.slow_rounds, 100.0),
     ]
 
 
@@ -127,8 +123,7 @@ def _forwarding(bench: Bench, byte_size: int, rounds: int, least_gain: float) ->
 
 
 def _ask_stock(plain: Any, count: int, last: int) -> dict[str, Any]:
-    tensor = tritonclient.grpc.InferInput("X", [2], "FP32")
-    tensor.set_data_from_numpy(np.array([count, last], np.float32))
+    tensor = tritonclient.grpc.InferInput("X", [2], "FP32").set_data_from_numpy(np.array([count, last], np.float32))
     answer = plain.infer("stock_relay", [tensor])
     return {name: answer.as_numpy(name) for name in ("LAST", "TOOK_NS")}
 
@@ -141,10 +136,6 @@ def _milliseconds(answer: Any, last: int) -> float:
 
 FRAMES: Final = np.array([1000, 1_000_000])
 """How many, and their bytes."""
-PLACES: Final = 4
-LEAST_GAIN_OF_STREAMS: Final = 5.0
-STREAM_ROUNDS: Final = 5
-STREAM_WARM_UP_ROUNDS: Final = 1
 SMALL_FRAMES: Final = np.array([7, 2**12])
 UNIT_OF_STREAMS: Final = "× as fast as Triton's own responses"
 
@@ -172,18 +163,16 @@ def _first_streams(bench: Bench) -> list[Figure]:
         "not told": lambda: _first_of_ours(bench, None),
         "stock": lambda: _first_of_stock(bench),
     }
-    rounds = min(STREAM_ROUNDS, bench.amounts.slow_rounds)
-    medians = bench.measure(what, cases, rounds, warm_up_rounds=STREAM_WARM_UP_ROUNDS)
-    names = {case: f"{what}, whose size it is {case}" for case in ("told", "not told")}
+    medians = bench.measure(what, cases, min(5, bench.amounts.slow_rounds), warm_up_rounds=1)
     return [
-        medians.ratio(name, "stock", case, UNIT_OF_STREAMS, at_least=LEAST_GAIN_OF_STREAMS)
-        for case, name in names.items()
+        medians.ratio(f"{what}, whose size it is {case}", "stock", case, UNIT_OF_STREAMS, at_least=5.0)
+        for case in ("told", "not told")
     ]
 
 
 def _first_of_ours(bench: Bench, outputs: dict[str, int | None] | None) -> None:
     with ShmClient(bench.server.grpc_url) as client:
-        stream = client.stream("session_frames", {"FRAMES": FRAMES}, outputs=outputs, frames=PLACES)
+        stream = client.stream("session_frames", {"FRAMES": FRAMES}, outputs=outputs, frames=4)
         _check_frames(stream, FRAMES)
 
 
@@ -198,8 +187,7 @@ def _stock_stream(bench: Bench) -> Iterator[Callable[[npt.NDArray[np.int64]], No
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def check_frames(frames: npt.NDArray[np.int64]) -> None:
-        tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64")
-        tensor.set_data_from_numpy(frames)
+        tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64").set_data_from_numpy(frames)
         plain.async_stream_infer("stock_frames", [tensor])
         received = (answers.get() for _ in range(frames[0]))
         _check_frames(({"FRAME": answer.as_numpy("FRAME")} for answer in received), frames)

@@ -1,7 +1,4 @@
-"""The time of round trips: on the direct path beside empty requests, and on every path over the size of a tensor.
-
-A picture shows the latter, and nothing is held to it. All its lines take turns, up to :data:`TOGETHER`.
-"""
+"""The time of round trips: on the direct path beside empty requests, and on every path over the size of a tensor."""
 
 from __future__ import annotations
 
@@ -11,23 +8,16 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import tritonclient.grpc
-import tritonclient.http
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 from shm_backend_utils.memory.machine import available_bytes
 from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure, in_words
-from ..bench import Bench
+from ..bench import TRITON, Bench
 from ..ways import WAYS, Way
 
-IDENTITY_BYTES: Final = (64, 2**20, 2**27, 2**30)
 BATCH: Final = (16, 3, 224, 224)
-TIMEOUT_S: Final = 60.0
-MOST_OF_EMPTY: Final = 1.0
-MOST_OF_OWN_EMPTY: Final = 1.25
-MOST_OF_EMPTY_THAT_MULTIPLIES: Final = 1.1
 
 
 def round_trips(bench: Bench) -> list[Figure]:
@@ -40,24 +30,20 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
         client = stack.enter_context(ShmClient(bench.urls[protocol]))
         transport = client._driver.transport
         bare = stack.enter_context(bench.plain_client(protocol))
-        for byte_size in IDENTITY_BYTES:
+        for byte_size in (64, 2**20, 2**27, 2**30):
             identity: dict[str, Callable[[], object]] = {
                 "identity": _prepared(stack, client, "identity", (byte_size // 4,)).infer,
                 "empty": lambda: bare.infer("empty", []),
-                "own empty": lambda: transport.send(transport.codec.infer("empty", {}), TIMEOUT_S),
+                "own empty": lambda: transport.send(transport.codec.infer("empty", {}), 60.0),
             }
             size, unit = in_words(byte_size), "× an empty request of"
-            medians, name = bench.measure(f"identity of {size}, {protocol}", identity), f"identity of {size}, in place"
+            medians = bench.measure(f"identity of {size}, {protocol}", identity)
+            name = f"{protocol}: identity of {size}, in place"
             figures += [
-                medians.ratio(
-                    f"{protocol}: {name}", "identity", "empty", f"{unit} tritonclient's", at_most=MOST_OF_EMPTY
-                ),
-                medians.ratio(
-                    f"{protocol}: {name}", "identity", "own empty", f"{unit} ours", at_most=MOST_OF_OWN_EMPTY
-                ),
+                medians.ratio(name, "identity", "empty", f"{unit} tritonclient's", at_most=1.0),
+                medians.ratio(name, "identity", "own empty", f"{unit} ours", at_most=1.25),
             ]
-        triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-        batch_size = triton.InferInput("SHM", [BATCH[0], 0], "UINT8")
+        batch_size = TRITON[protocol].InferInput("SHM", [BATCH[0], 0], "UINT8")
         batch_size.set_data_from_numpy(np.empty((BATCH[0], 0), np.uint8))
         multiply: dict[str, Callable[[], object]] = {
             "bare": lambda: bare.infer("bare_multiply", [batch_size]),
@@ -65,11 +51,11 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
             "multiply": _prepared(stack, client, "multiply", BATCH).infer,
         }
         medians, name = bench.measure(f"×2, {protocol}", multiply), f"{protocol}: ×2 on {list(BATCH)}, in place"
-    unit, limit = "× an empty request whose model multiplies its own memory", MOST_OF_EMPTY_THAT_MULTIPLIES
+    unit = "× an empty request whose model multiplies its own memory"
     of_tmpfs = "× the same, whose own memory is of tmpfs, in pages of 4 KiB"
     return [
         *figures,
-        medians.ratio(name, "multiply", "bare", unit, at_most=limit),
+        medians.ratio(name, "multiply", "bare", unit, at_most=1.1),
         medians.ratio(name, "multiply", "bare, tmpfs", of_tmpfs),
     ]
 
@@ -82,34 +68,25 @@ def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int,
 
 
 PICTURE: Final = "latency"
-BYTES: Final = tuple(4**exponent for exponent in range(3, 16))
-"""64 B to 1 GiB."""
-MOST_IN_BAND: Final = 2**26
-"""A call with so much takes half a second and more already, and 2 GiB are more than a message of gRPC holds."""
-TOGETHER: Final = 2**24
-"""Up to here all ways have their memory at once, and take turns. Larger tensors have it one way after another."""
-BYTES_PER_CASE: Final = 2**27
-"""How much each way sends of a size, or in its least number of rounds, if that is more."""
 LEAST_ROUNDS: Final = 5
-WARM_UP_ROUNDS: Final = 3
-"""In the first rounds the server takes memory for itself."""
-ROUNDS_SHARE: Final = 5
-MEMORY: Final = 8
-"""How many times a tensor's size there must be of memory: client's, server's and models' copies, on the worst path."""
 
 
 def latency(bench: Bench) -> list[Figure]:
-    most_bytes = min(bench.amounts.largest_bytes, available_bytes() / MEMORY, total_bytes() / MEMORY)
+    """Measure what the picture shows, 64 B to 1 GiB, and nothing is held to it."""
+    # Client, server and models have up to 8 copies of a tensor, on the worst path.
+    most_bytes = min(bench.amounts.largest_bytes, available_bytes() / 8, total_bytes() / 8)
     for protocol in bench.urls:
-        for byte_size in BYTES:
+        for byte_size in (4**exponent for exponent in range(3, 16)):
             if byte_size <= most_bytes:
                 _measure(bench, protocol, byte_size)
     return []
 
 
 def _measure(bench: Bench, protocol: str, byte_size: int) -> None:
-    ways = {name: way for name, way in WAYS.items() if byte_size <= MOST_IN_BAND or name != "stock"}
-    parts = [ways] if byte_size <= TOGETHER else [{name: way} for name, way in ways.items()]
+    # In band, 64 MiB take half a second and more already, and 2 GiB are more than a message of gRPC holds.
+    ways = {name: way for name, way in WAYS.items() if byte_size <= 2**26 or name != "stock"}
+    # The ways take turns while there is room for the memory of all.
+    parts = [ways] if byte_size <= 2**24 else [{name: way} for name, way in ways.items()]
     for part in parts:
         for name, milliseconds in _medians(bench, protocol, byte_size, part).items():
             bench.add_point(PICTURE, protocol, name, byte_size, milliseconds)
@@ -117,9 +94,10 @@ def _measure(bench: Bench, protocol: str, byte_size: int) -> None:
 
 def _medians(bench: Bench, protocol: str, byte_size: int, ways: dict[str, Way]) -> dict[str, float]:
     x = np.ones(byte_size // 4, np.float32)
-    most = max(bench.amounts.rounds // ROUNDS_SHARE, LEAST_ROUNDS)
-    rounds = min(most, max(LEAST_ROUNDS, BYTES_PER_CASE // byte_size))
+    most = max(bench.amounts.rounds // 5, LEAST_ROUNDS)
+    rounds = min(most, max(LEAST_ROUNDS, 2**27 // byte_size))
     with ExitStack() as stack:
         cases = {name: partial(stack.enter_context(way(bench, protocol, byte_size)), x) for name, way in ways.items()}
         what = f"{PICTURE}, {protocol}, {byte_size:,} bytes: {', '.join(ways) if len(ways) == 1 else 'all ways'}"
-        return bench.measure(what, cases, rounds, warm_up_rounds=WARM_UP_ROUNDS)
+        # In the first rounds the server takes memory for itself.
+        return bench.measure(what, cases, rounds, warm_up_rounds=3)

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import triton_shm_client
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
@@ -18,12 +19,10 @@ from ...figures import Figure, in_words
 from ..bench import Bench, Medians
 from ..ways import (
     COMPARED,
-    OTHER_CLIENT,
     OURS,
     STOCK,
     Floats,
     by_system_shm,
-    connect_other_client,
     endless,
     for_tasks,
     for_threads,
@@ -34,30 +33,23 @@ from ..ways import (
 
 _Sent = TypeVar("_Sent")
 
+OTHER_CLIENT: Final = "triton-shm-client"
+
 INFER_OVER_STOCK: Final[Mapping[str, Mapping[int, float]]] = {
     "grpc": {64: 0.8, 2**10: 0.8, 2**12: 0.8, 2**14: 0.8, 2**16: 0.7},
     "http": {2**10: 0.9, 2**16: 0.6},
     "asyncio": {2**10: 0.8, 2**14: 0.8, 2**16: 0.75},
 }
 """At most, by bytes."""
-PLAIN_BYTES: Final = (2**10, 2**16, 2**20)
-PLAIN_OVER_STOCK: Final = 1.05
 UNIT: Final = "× tritonclient in band with a stock model"
 ROUNDS_PER_ROUND: Final = 5
 
 MODEL: Final = "multiply"
-WITHOUT_A_SESSION: Final = "stock_multiply"
 IMAGE: Final = (3, 224, 224)
 BATCH_SIZES: Final = (1, 2, 8, 16)
-LARGEST_BATCH: Final = 16
-POOL_SIZE: Final = 2
 
-INFER_IS_FASTER: Final[Mapping[int, float]] = {1: 2.0, 16: 4.0}
-"""At least, by batch size: arrays in, a view out."""
-PREPARE_IS_FASTER: Final[Mapping[int, float]] = {1: 2.5, 16: 6.0}
-"""At least, by batch size: filled in place."""
-COMPAT_IS_FASTER: Final = 1.5
-COMPAT_WITHOUT_A_SESSION: Final = 1.05
+FASTER: Final[Mapping[str, Mapping[int, float]]] = {"infer": {1: 2.0, 16: 4.0}, "prepare": {1: 2.5, 16: 6.0}}
+"""At least, by batch size."""
 """At most: no model is slower for the class that stands in."""
 
 
@@ -99,7 +91,7 @@ def plain_clients(bench: Bench) -> list[Figure]:
     """Measure a plain client's call of a model with a ShmSession, over that of the same model without."""
     figures = []
     ways = {"in band": of_plain_client, "by Triton's shared memory": by_system_shm}
-    for byte_size in PLAIN_BYTES:
+    for byte_size in (2**10, 2**16, 2**20):
         x = np.random.default_rng(0).random(byte_size // 4, np.float32)
         for words, way in ways.items():
             name = f"a plain client, {in_words(byte_size)} {words}"
@@ -107,7 +99,7 @@ def plain_clients(bench: Bench) -> list[Figure]:
                 cases = {m: partial(stack.enter_context(way(m, bench, "grpc", byte_size)), x) for m in (OURS, STOCK)}
                 medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
             unit = "× the same model written with pb_utils alone"
-            figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=PLAIN_OVER_STOCK))
+            figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=1.05))
     return figures
 
 
@@ -115,7 +107,7 @@ def other_client(bench: Bench) -> list[Figure]:
     figures: list[Figure] = []
     with ExitStack() as stack:
         client = stack.enter_context(ShmClient(bench.server.grpc_url))
-        other = stack.enter_context(closing(connect_other_client(bench.server.grpc_url)))
+        other = stack.enter_context(closing(triton_shm_client.TritonSHMClient(bench.server.grpc_url)))
         _register(other, MODEL, pool_size=1)
         for batch_size in BATCH_SIZES:
             figures += _beside_other(bench, client, other, batch_size)
@@ -128,11 +120,11 @@ def compat(bench: Bench) -> list[Figure]:
     for batch_size in BATCH_SIZES:
         medians = _compat_medians(bench, MODEL, batch_size)
         name, unit = f"infer_shm, multiply, batch {batch_size}", f"× as fast as {OTHER_CLIENT}"
-        figures.append(medians.ratio(name, OTHER_CLIENT, "compat", unit, at_least=COMPAT_IS_FASTER))
+        figures.append(medians.ratio(name, OTHER_CLIENT, "compat", unit, at_least=1.5))
     for batch_size in BATCH_SIZES:
-        medians = _compat_medians(bench, WITHOUT_A_SESSION, batch_size)
+        medians = _compat_medians(bench, "stock_multiply", batch_size)
         name, unit = f"infer_shm, a model without a session, batch {batch_size}", f"× {OTHER_CLIENT}'s time"
-        figures.append(medians.ratio(name, "compat", OTHER_CLIENT, unit, at_most=COMPAT_WITHOUT_A_SESSION))
+        figures.append(medians.ratio(name, "compat", OTHER_CLIENT, unit, at_most=1.05))
     return figures
 
 
@@ -149,10 +141,9 @@ def _beside_other(bench: Bench, client: ShmClient, other: Any, batch_size: int) 
             _check_doubles(name, case(), images)
         medians = bench.measure(f"{OTHER_CLIENT}, batch {batch_size}", cases)
     unit = f"× as fast as {OTHER_CLIENT}"
-    limits = {"infer": INFER_IS_FASTER.get(batch_size), "prepare": PREPARE_IS_FASTER.get(batch_size)}
     return [
-        medians.ratio(f"{way}, multiply, batch {batch_size}", OTHER_CLIENT, way, unit, at_least=limit)
-        for way, limit in limits.items()
+        medians.ratio(f"{way}, multiply, batch {batch_size}", OTHER_CLIENT, way, unit, at_least=least.get(batch_size))
+        for way, least in FASTER.items()
     ]
 
 
@@ -161,11 +152,11 @@ def _compat_medians(bench: Bench, model: str, batch_size: int) -> Medians:
     with ExitStack() as stack:
         clients = {
             "compat": stack.enter_context(TritonSHMClient(bench.server.grpc_url)),
-            OTHER_CLIENT: stack.enter_context(closing(connect_other_client(bench.server.grpc_url))),
+            OTHER_CLIENT: stack.enter_context(closing(triton_shm_client.TritonSHMClient(bench.server.grpc_url))),
         }
         cases = {name: partial(_infer, client, model, images) for name, client in clients.items()}
         for name, case in cases.items():
-            _register(clients[name], model, POOL_SIZE)
+            _register(clients[name], model, pool_size=2)
             _check_doubles(name, case(), images)
         return bench.measure(f"infer_shm, {model}, batch {batch_size}", cases)
 
@@ -180,9 +171,7 @@ def _check_doubles(name: str, doubled: npt.NDArray[Any], images: npt.NDArray[np.
 
 
 def _register(client: Any, model: str, pool_size: int) -> None:
-    client.register_shm_model(
-        model, [("INPUT0", IMAGE, np.float32)], [("OUTPUT0", IMAGE, np.float32)], LARGEST_BATCH, pool_size
-    )
+    client.register_shm_model(model, [("INPUT0", IMAGE, np.float32)], [("OUTPUT0", IMAGE, np.float32)], 16, pool_size)
 
 
 def _infer(client: Any, model: str, images: Any) -> Any:

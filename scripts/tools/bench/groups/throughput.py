@@ -1,7 +1,4 @@
-"""How many calls, and uploads, one client makes per second when many use it, beside tritonclient in band.
-
-Both send the same arrays, of different lengths. Calls get them back, and read the end of each; uploads get little.
-"""
+"""How many calls, and uploads, one client makes per second when many use it, beside tritonclient in band."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import numpy as np
 from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
 
-from ...figures import Figure
+from ...figures import Figure, in_words
 from ..bench import Amounts, Bench
 from ..ways import COMPARED, Floats, Upload, endless, for_tasks, for_threads, in_band, most_bytes, uploads_of, varying
 
@@ -28,9 +25,6 @@ Rates = dict[str, list[float]]
 """Calls per second of each case, one number for each period."""
 
 _Given = TypeVar("_Given")
-_APART: Final = 7
-_WARM_PER_PERIOD: Final = 8
-"""How many callers get warm in a period. Each has memory of its own, taken anew until the longest array finds room."""
 
 
 def rates_of_threads(
@@ -52,8 +46,8 @@ def rates_of_threads(
 
 
 def _period_s(number: int, callers: int, amounts: Amounts) -> float:
-    """Return how long a period takes; the first one lasts until all callers are warm."""
-    return amounts.period_s * (1 if number > 0 else max(1, callers / _WARM_PER_PERIOD))
+    """Return how long a period takes; the first one lasts until all callers are warm, 8 of them in a usual one."""
+    return amounts.period_s * (1 if number > 0 else max(1, callers / 8))
 
 
 async def _rate_of_tasks(
@@ -96,7 +90,7 @@ def rate_of_threads(
 
 def until(end: float, given: list[_Given], number: int) -> Iterator[_Given]:
     """Return what one of many threads or tasks has to send, once at least, until a time by ``time.perf_counter``."""
-    for x in endless(given, _APART * number):
+    for x in endless(given, 7 * number):
         yield x
         if time.perf_counter() >= end:
             return
@@ -118,15 +112,8 @@ LEAST: Final[Mapping[int, Mapping[str, float]]] = {
 }
 """By KiB."""
 PICTURE: Final = "concurrency"
-PICTURE_BYTES: Final = (2**14, 2**20)
-CALLERS: Final = (1, 4, 16, 64)
-PERIOD_S: Final = 0.4
-PERIODS: Final = 2
 LINES: Final = (*COMPARED, "stock triton shm")
 
-UPLOAD_BYTES: Final = {"50 KB": 50_000, "1 MB": 1_000_000}
-LEAST_OF_UPLOADS: Final[Mapping[str, float]] = {"50 KB": 1.2, "1 MB": 1.5}
-UPLOADERS: Final = {"1 thread": 1, "4 threads": 4}
 OURS: Final = "session_row_sums"
 STOCK: Final = "stock_row_sums"
 
@@ -148,17 +135,17 @@ def throughput(bench: Bench) -> list[Figure]:
 def concurrency(bench: Bench) -> list[Figure]:
     """Measure what the picture shows, in fewer and shorter periods: there is nothing that they are held to."""
     amounts = bench.amounts
-    amounts = replace(amounts, period_s=min(PERIOD_S, amounts.period_s), periods=min(PERIODS, amounts.periods))
+    amounts = replace(amounts, period_s=min(0.4, amounts.period_s), periods=min(2, amounts.periods))
     measured: dict[str, Callable[[list[Floats], int], Rates]] = {
         "threads": lambda arrays, callers: _threads(bench, arrays, callers, amounts, LINES),
         "tasks": lambda arrays, callers: asyncio.run(_tasks(bench, arrays, callers, amounts, LINES)),
     }
-    for byte_size in PICTURE_BYTES:
+    for byte_size in (2**14, 2**20):
         arrays = varying(byte_size)
         for who, measure in measured.items():
-            for callers in CALLERS:
+            for callers in (1, 4, 16, 64):
                 for name, rates in measure(arrays, callers).items():
-                    panel = f"{who}, {byte_size} bytes"
+                    panel = f"{who}, {in_words(byte_size)}"
                     bench.add_point(PICTURE, panel, name, callers, statistics.median(rates))
     return []
 
@@ -185,14 +172,14 @@ async def _tasks(
 
 def uploads(bench: Bench) -> list[Figure]:
     figures = []
-    for size, byte_size in UPLOAD_BYTES.items():
+    for size, byte_size, least in (("50 KB", 50_000, 1.2), ("1 MB", 1_000_000, 1.5)):
         given = uploads_of(byte_size)
         for protocol in bench.urls:
-            for who, threads in UPLOADERS.items():
+            for who, threads in (("1 thread", 1), ("4 threads", 4)):
                 name = f"{protocol}: uploads of around {size}, {who}, shapes varying"
                 rates = _rates(bench, name, protocol, given, threads)
                 unit = "× the rate of tritonclient in band with a stock model"
-                figures.append(rate_ratio(name, rates, unit, at_least=LEAST_OF_UPLOADS[size]))
+                figures.append(rate_ratio(name, rates, unit, at_least=least))
     return figures
 
 

@@ -17,19 +17,11 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.gpu.streams import named_stream
 
-from ...figures import in_words
-from ..report import Amounts, Figure, identity_medians, medians_of, raised, ratio, require
+from ...figures import Figure, in_words
+from ..report import Amounts, identity_medians, medians_of, raised, ratio, require
 from .client import COUNT, DEVICE, NUMBERS, Check, ServerClient, TritonClient, over_empty
 
-_BRIEFLY_S: Final = 2.0
 _HEAD: Final = 64
-_MOST_OF_THE_SMALLEST: Final = 1.2
-_MOST_OF_EMPTY: Final = 1.2
-_MOST_OF_THE_FLOOR: Final = 1.1
-_TIMES_AS_FAST: Final = 3.0
-_MEAN: Final = np.array([0.485, 0.456, 0.406])  # of photographs, as gpu_normalize has them
-_STD: Final = np.array([0.229, 0.224, 0.225])
-_MOST_ERROR: Final = 1e-5
 
 
 def _there_and_back(client: ServerClient) -> None:
@@ -62,7 +54,7 @@ def _where_it_is(client: ServerClient) -> None:
         gpu.upload(x, -NUMBERS)
         with warnings.catch_warnings(), client.gate.closed():
             warnings.simplefilter("error", CopyWarning)
-            answer = client.later(client.infer, tensor, cuda_stream=stream, parameters={"hold": "call"})
+            answer = client.others.submit(client.infer, tensor, cuda_stream=stream, parameters={"hold": "call"})
             client.launched(answer)
             gpu.upload(x, NUMBERS + turn)
         client.require_quick(answer.result(), NUMBERS + turn, f"turn {turn}")
@@ -142,7 +134,7 @@ def _several_gpus(client: ServerClient) -> str:
 
 
 def _too_large(client: ServerClient) -> str:
-    options = {"count": 2**45, "timeout_s": _BRIEFLY_S}
+    options = {"count": 2**45, "timeout_s": 2.0}
     error = raised(ShmError, "128 TiB on a GPU were served", client.infer, client.filled(), **options)
     _there_and_back(client)
     return f"{type(error).__name__}: {str(error)[:160]}"
@@ -150,11 +142,12 @@ def _too_large(client: ServerClient) -> str:
 
 def _normalize(client: ServerClient) -> str:
     images = np.random.default_rng(1).integers(0, 256, (2, 48, 64, 3), np.uint8)
-    expected = ((images / 255 - _MEAN) / _STD).transpose(0, 3, 1, 2)
+    mean, deviation = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of photographs, as gpu_normalize has them
+    expected = ((images / 255 - mean) / deviation).transpose(0, 3, 1, 2)
     wanted = {"NORMALIZED": (expected.shape, np.float32, DEVICE)}
     with client.shm.infer("gpu_normalize", {"IMAGES": client.array(images)}, outputs=wanted) as result:
         error = float(np.abs(client.found(result["NORMALIZED"]) - expected).max())
-    require(error < _MOST_ERROR, f"the results differ by up to {error:g}")
+    require(error < 1e-5, f"the results differ by up to {error:g}")
     return f"they differ by at most {error:.1e}"
 
 
@@ -192,7 +185,7 @@ def _by_size(client: ServerClient, amounts: Amounts) -> list[Figure]:
     medians = identity_medians(_identities(client), PreparedCall.infer, amounts.identity_bytes, amounts.rounds)
     first, *_, last = medians
     unit = f"× identity of {first}"
-    return [ratio(f"identity of {last}", medians[last], medians[first], unit, at_most=_MOST_OF_THE_SMALLEST)]
+    return [ratio(f"identity of {last}", medians[last], medians[first], unit, at_most=1.2)]
 
 
 def _lent_or_copied(client: ServerClient, amounts: Amounts) -> list[Figure]:
@@ -227,13 +220,13 @@ def _pinned(client: ServerClient, amounts: Amounts) -> list[Figure]:
         }
         medians = medians_of(amounts.slow_rounds, **calls)
     name, unit = f"pinned to_device of {in_words(amounts.large_bytes)}", "times as fast as from pageable memory"
-    return [ratio(name, medians["work"], medians["pinned"], unit, at_least=_TIMES_AS_FAST)]
+    return [ratio(name, medians["work"], medians["pinned"], unit, at_least=3.0)]
 
 
 def _over_empty(client: TritonClient, amounts: Amounts) -> list[Figure]:
     sizes, rounds = amounts.identity_bytes, amounts.rounds
     medians = identity_medians(_identities(client), PreparedCall.infer, sizes, rounds, empty=client.infer_nothing)
-    return over_empty("identity", medians, at_most=_MOST_OF_EMPTY)
+    return over_empty("identity", medians, at_most=1.2)
 
 
 def _kernel(client: TritonClient, amounts: Amounts) -> list[Figure]:
@@ -252,7 +245,7 @@ def _kernel(client: TritonClient, amounts: Amounts) -> list[Figure]:
     floor, unit = medians["kernel"] + medians["empty"], "× (the kernel alone + an empty request)"
     basis = f"{medians['call']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)"
     name = f"a kernel on {in_words(amounts.large_bytes)}"
-    return [Figure(name, medians["call"] / floor, unit, basis, at_most=_MOST_OF_THE_FLOOR)]
+    return [Figure(name, medians["call"] / floor, unit, basis, at_most=1.1)]
 
 
 MEASURES: Final[Mapping[str, Callable[[ServerClient, Amounts], list[Figure]]]] = {

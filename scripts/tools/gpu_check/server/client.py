@@ -27,9 +27,10 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.testing.harness import ModelHarness
 
 from ... import ROOT
+from ...figures import Figure
 from ..gpu import Gpu
 from ..kernels import Gate
-from ..report import Amounts, CheckFailedError, Figure, ratio, require
+from ..report import Amounts, CheckFailedError, ratio, require
 
 COUNT: Final = 2**19
 DEVICE: Final = "cuda:0"
@@ -39,12 +40,9 @@ MORTAL: Final = "gpu_mortal"
 HELD_S: Final = 0.2
 """How long a gate stays closed, when all is launched: who does not wait has read or written long before."""
 
-_PATIENCE_S: Final = 20.0
-_PAUSE_S: Final = 0.005
 _EMPTY: Final = ROOT / "scripts" / "tools" / "bench" / "models" / "empty"
 """A model that does nothing, without this library."""
 _GPU_CHECK: Final = Path(__file__).resolve().parents[1]
-_PACKAGE: Final = Path(shm_backend_utils.__file__).parent
 _STAND_IN: Final = Path(__file__).with_name("stand_in.py")
 _KINDS: Final[Mapping[str, Mapping[str, str]]] = {
     "work": {},
@@ -55,11 +53,7 @@ _POOL: Final = PoolOptions(lend_bytes=2**20)  # so that the check's own tensors 
 
 
 def write_models(folder: Path, *, libraries: Sequence[str], gate: Gate, is_fake: bool, is_served: bool) -> Path:
-    """Write the models to a folder, and return it.
-
-    On a server, each has this package with it, which need not be installed then. A harness has no GPUs for models, so
-    they open theirs themselves.
-    """
+    """Write the models to a folder, and return it; on a server, each has this package with it."""
     samples = [REPOSITORY / name for name in ("gpu_multiply", "gpu_normalize") if "cupy" in libraries]
     copy_models([*samples, *models_in(_GPU_CHECK / "models"), *([_EMPTY] if is_served else [])], folder)
     common = {"GATE": str(gate.file)}
@@ -97,7 +91,7 @@ def _add_code(home: Path, *, has_stand_in: bool, has_package: bool) -> None:
         files.append("fakes.py")
     if has_package:
         package = home / _GPU_CHECK.relative_to(ROOT)  # where the model imports it from
-        shutil.copytree(_PACKAGE, home / _PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_models([Path(shm_backend_utils.__file__).parent], home)
         package.mkdir(parents=True)
         for file in files:
             shutil.copy(_GPU_CHECK / file, package)
@@ -132,10 +126,6 @@ class ServerClient:
         place = (count,), np.float32, DEVICE
         model = MORTAL if kind == MORTAL else self.model(kind)
         return self.shm.prepare(model, {"INPUT0": place}, outputs={"OUTPUT0": place}, parameters=parameters)
-
-    def later(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
-        """Make a call in another thread, as it is to wait while the gate is closed."""
-        return self.others.submit(call, *arguments, **named)
 
     def launched(self, answer: Future[Any]) -> int:
         """Wait until a model has launched all work of a call, and return its process; raises what the call raises."""
@@ -180,13 +170,13 @@ class ServerClient:
         wait_until(lambda: not self.gpu.access.collect(), "memory that nobody uses is not freed")
 
 
-def wait_until(condition: Callable[[], bool], otherwise: str, patience_s: float = _PATIENCE_S) -> float:
+def wait_until(condition: Callable[[], bool], otherwise: str, patience_s: float = 20.0) -> float:
     """Wait for a condition, and return how long it took; CheckFailedError if it does not come."""
     begin = time.monotonic()
     while not condition():
         if time.monotonic() > begin + patience_s:
             raise CheckFailedError(f"{otherwise}, after {patience_s:g} s")
-        time.sleep(_PAUSE_S)
+        time.sleep(0.005)
     return time.monotonic() - begin
 
 

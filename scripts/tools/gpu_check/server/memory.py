@@ -25,7 +25,6 @@ from ..report import require
 from .client import COUNT, NUMBERS, Check, ServerClient, write_models
 
 _ROWS: Final = np.array([1, 2, 3], np.float32)
-_END_S: Final = 120.0
 
 
 def _require_copied(client: ServerClient, x: Any, numbers: Any = NUMBERS) -> str:
@@ -111,7 +110,7 @@ def _of_another_process(client: ServerClient) -> str:
             runtime.close(address, 0)
 
 
-def _alive_at_exit(client: ServerClient) -> None:
+def alive_at_exit(client: ServerClient) -> None:
     library = client.gpu.kernels.name
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         gate, is_fake = Gate.create(), client.gpu.is_fake
@@ -119,7 +118,7 @@ def _alive_at_exit(client: ServerClient) -> None:
         model = Path(folder) / client.model("work")
         arguments = [str(model), library, "fake" if is_fake else "real"]
         command = [sys.executable, "-m", f"{__package__.rpartition('.')[0]}.leaving", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_END_S, check=False, cwd=ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     wrong = f"it ended with {done.returncode}, and wrote: {done.stderr[-500:]}"
     require(done.returncode == 0 and done.stdout == "all alive\n" and "Traceback" not in done.stderr, wrong)
 
@@ -144,7 +143,4 @@ CHECKS: Final[Mapping[str, Check]] = {
     "memory of the driver's pool is copied, and that is told": _of_the_drivers_pool,
     "virtual memory, as of expandable_segments, is copied, and that is told": _virtual,
     "memory of another process, as of torch.multiprocessing, is copied, and that is told": _of_another_process,
-}
-OF_HARNESS: Final[Mapping[str, Check]] = {
-    "a process that ends with tensors and calls alive ends well": _alive_at_exit,
 }

@@ -28,8 +28,9 @@ from shm_backend_utils.protocol import parameters
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
+from ...figures import Figure
 from ..gpu import used_bytes
-from ..report import Amounts, CheckFailedError, Figure, NotOnAFakeError, identity_medians, require
+from ..report import Amounts, CheckFailedError, NotOnAFakeError, identity_medians, require
 from .client import COUNT, NUMBERS, TritonCheck, TritonClient, over_empty
 
 _DEVICE: Final = 0

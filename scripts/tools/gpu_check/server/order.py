@@ -20,7 +20,6 @@ from .client import COUNT, HELD_S, MORTAL, NUMBERS, Check, ServerClient, wait_un
 
 _TURNS: Final = 2
 _SOON_S: Final = 5.0
-_AFTER_DEATH_S: Final = 1.0
 
 
 def _waited_for(client: ServerClient, stream: str) -> None:
@@ -32,7 +31,7 @@ def _waited_for(client: ServerClient, stream: str) -> None:
             gpu.upload(gpu.described(call.inputs["INPUT0"]), NUMBERS + turn)
             call.inputs_ready(gpu.stream)
             with client.gate.closed():
-                answer = client.later(call.infer)
+                answer = client.others.submit(call.infer)
                 client.launched(answer)
                 time.sleep(HELD_S)
                 require(not answer.done(), "the model has answered, and its work had not begun")
@@ -50,7 +49,7 @@ def _others_are_not(client: ServerClient) -> None:
         call.inputs_ready(gpu.stream)
         with client.gate.closed() as gate:
             gate.hold(gpu.runtime, stranger, 0)
-            answer = client.later(call.infer)
+            answer = client.others.submit(call.infer)
             wait_until(answer.done, "the call has named its streams, and waits for another one", _SOON_S)
         client.require_quick(answer.result())
 
@@ -66,7 +65,7 @@ def _answers_early(client: ServerClient) -> None:
         for turn in range(_TURNS):
             gpu.upload(gpu.described(call.inputs["INPUT0"]), NUMBERS + turn)
             with client.gate.closed():
-                answer = client.later(call.infer, cuda_stream=stream)
+                answer = client.others.submit(call.infer, cuda_stream=stream)
                 wait_until(answer.done, "the model has not answered before its work was done", _SOON_S)
                 with answer.result() as result:
                     found = imported(gpu.runtime, result["OUTPUT0"], handle)
@@ -90,7 +89,7 @@ def _inputs_are_waited_for(client: ServerClient, *, is_named: bool) -> None:
     with client.gate.closed() as gate:
         gate.hold(gpu.runtime, stream, 0)
         gpu.kernels.quick(x, y, stream)
-        answer = client.later(client.infer, tensor, **named)
+        answer = client.others.submit(client.infer, tensor, **named)
         time.sleep(HELD_S)
         require(not answer.done(), "the call was answered, and its input had not been written")
     client.require_quick(answer.result(), gpu.kernels.after_quick(NUMBERS))
@@ -122,7 +121,7 @@ def model_is_killed(client: ServerClient) -> str:
         call.infer().release()
         gpu.upload(gpu.described(call.inputs["INPUT0"]), NUMBERS)
         with client.gate.closed():
-            answer = client.later(call.infer, cuda_stream=handle)
+            answer = client.others.submit(call.infer, cuda_stream=handle)
             model = client.launched(answer)
             wait_until(answer.done, "the model has not answered before its work was done", _SOON_S)
             result = answer.result()
@@ -130,11 +129,8 @@ def model_is_killed(client: ServerClient) -> str:
             time.sleep(HELD_S)
             require(not gpu.is_idle(handle), "the client's stream does not wait for the model's")
             os.kill(model, signal.SIGKILL)
-            seconds = wait_until(
-                lambda: gpu.is_idle(handle),
-                "the client's stream has not gone on after the model's death",
-                _AFTER_DEATH_S,
-            )
+            otherwise = "the client's stream has not gone on after the model's death"
+            seconds = wait_until(lambda: gpu.is_idle(handle), otherwise, patience_s=1.0)
         raised(ShmError, "the memory that the model has left is used again", call.infer, cuda_stream=handle)
         result.release()
     client.require_quick(client.infer(client.filled()))

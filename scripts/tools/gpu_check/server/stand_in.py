@@ -1,8 +1,4 @@
-"""A rehearsal's ``model.py``: the real one, which lies beside it under another name, on a fake GPU.
-
-Triton finds it in the folder of the modules that it imports, which are copies, so their names are written in full. The
-server itself must not find the fake driver: it would take it for a real one, and load no model.
-"""
+"""A rehearsal's ``model.py``: the real one, which lies beside it under another name, on a fake GPU."""
 
 from __future__ import annotations
 
@@ -15,5 +11,4 @@ from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 FakeDriver.load()
 install_fakes(CudaRuntime())
-_REPLACED: Any = importlib.import_module("replaced_model")
-TritonPythonModel = _REPLACED.TritonPythonModel
+TritonPythonModel: Any = importlib.import_module("replaced_model").TritonPythonModel

@@ -1,7 +1,4 @@
-"""One client of the soak: sends checked requests until its standard input ends, and tells what it saw.
-
-Its connections are never renewed because of an error.
-"""
+"""One client of the soak: sends checked requests until its standard input ends, and tells what it saw."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from shm_backend_utils.client import CopyWarning, ServerUnavailableError
 from shm_backend_utils.errors import ShmError
@@ -24,9 +21,6 @@ from .kit import LONGEST_HELD, Kit
 from .process import Phase, become, hears, held_memory, page
 from .signals import Signals
 from .tally import FOREIGN_ERRORS, LEAKS, UNCAUGHT_ERRORS
-
-MOST_DESCRIPTORS_LEFT: Final = 32
-"""Descriptors that gRPC keeps for its pollers."""
 
 
 def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
@@ -56,7 +50,7 @@ def close(kit: Kit, descriptors: int) -> None:
     for leak in held_memory("self"):
         kit.tally.add(LEAKS, leak)
     grown = len(open_files("self")) - descriptors
-    if grown > MOST_DESCRIPTORS_LEFT:
+    if grown > 32:  # gRPC keeps some for its pollers
         kit.tally.add(LEAKS, f"{grown} descriptors")
 
 

@@ -17,7 +17,6 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.errors import ShmError, SlotInDoubtError
@@ -30,8 +29,6 @@ from .process import ATTACHED_PREFIX, Phase
 from .signals import Signals
 from .tally import WRONG
 
-PATHS_OF_SMALL: Final[tuple[PathName, ...]] = ("direct", "direct", "auto")
-ALPHABET: Final = "abcdefghijklmnopqrstuvwxyzäöüßñéλж漢 ,.0123456789"
 TILE: Final = 256
 ATTACHED_BYTES: Final = 1 << 18
 
@@ -42,7 +39,7 @@ def infer(kit: Kit, connection: Connection) -> None:
 
 def bursts(kit: Kit, connection: Connection) -> None:
     """Small requests one after another, no two alike: most of all requests, at the least cost for each."""
-    path = kit.chance.choice(PATHS_OF_SMALL)
+    path = kit.chance.choice(("direct", "direct", "auto"))
     for _ in range(kit.chance.randint(1, 200)):
         kit.infer(connection, kit.request(("identity", "halves"), 4096), path=path)
 
@@ -160,10 +157,9 @@ def reconnect(kit: Kit, connection: Connection) -> None:
 
 
 def strings(kit: Kit, connection: Connection) -> None:
-    texts = [
-        "".join(kit.chance.choices(ALPHABET, k=int(kit.chance.triangular(0, 300, 0))))
-        for _ in range(kit.chance.randint(0, 200))
-    ]
+    letters = "abcdefghijklmnopqrstuvwxyzäöüßñéλж漢 ,.0123456789"
+    lengths = [int(kit.chance.triangular(0, 300, 0)) for _ in range(kit.chance.randint(0, 200))]
+    texts = ["".join(kit.chance.choices(letters, k=length)) for length in lengths]
     given = np.array([text.encode() for text in texts], object)
     expected = np.array([text.upper().encode() for text in texts], object)
     room = kit.room("UPPER", sum(4 + len(text) for text in expected))
@@ -195,8 +191,9 @@ def streams(kit: Kit, connection: Connection) -> None:
             if result is None or place is None:
                 are_right &= result is place
                 break
-            tile = result["TILE"]
-            are_right &= _is_tile(image, place, tile, result["PLACE"])
+            tile, (top, left) = result["TILE"], place
+            are_right &= is_right(tile, image[top : top + TILE, left : left + TILE])
+            are_right &= is_right(result["PLACE"], np.array(place, np.int32))
             if result.overflowed:
                 kit.tally.add("done", "overflows")
             held.append(tile)
@@ -205,12 +202,6 @@ def streams(kit: Kit, connection: Connection) -> None:
     held.clear()
     kit.checked(are_right, connection.kind, connection.protocol, "streams")
     kit.pass_call()
-
-
-def _is_tile(image: Array, place: tuple[int, int], tile: Array, said: Array) -> bool:
-    top, left = place
-    expected = np.ascontiguousarray(image[top : top + TILE, left : left + TILE])
-    return is_right(tile, expected) and is_right(said, np.array(place, np.int32))
 
 
 def compat(kit: Kit, connection: Connection) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from shm_backend_utils.client import ForkedError, Result
 
@@ -18,9 +18,6 @@ from .kit import Connection, Kit
 from .models import Request
 from .process import Phase
 from .tally import HANGS
-
-CHILD_S: Final = 10
-NOT_REFUSED: Final = 3
 
 
 def forks(kit: Kit, connection: Connection) -> None:
@@ -35,7 +32,7 @@ def forks(kit: Kit, connection: Connection) -> None:
         kit.enter(Phase.ELSEWHERE)
         child = os.fork()
         if child == 0:
-            signal.alarm(CHILD_S)
+            signal.alarm(10)
             del result, kept, future
             _be_a_child(connection, runs_atexit)
         _, status = os.waitpid(child, 0)
@@ -58,7 +55,7 @@ def _be_a_child(connection: Connection, runs_atexit: bool) -> NoReturn:
         gc.collect()
         if runs_atexit:
             atexit._run_exitfuncs()
-        status = 0 if refused else NOT_REFUSED
+        status = 0 if refused else 3
     finally:
         os._exit(status)
 

@@ -98,11 +98,7 @@ class Connection:
         return 0 if self._caller is None else self._caller.stats().quarantined
 
     def interrupt(self) -> bool | None:
-        """Cancel what is waited for, from a signal's handler, as asyncio.run does; return whether there is such.
-
-        An exception that is raised in the middle of asyncio's own code leaves tasks that nobody will ever wake. Return
-        None for a client in which it may be raised at any point.
-        """
+        """Cancel what is waited for, as an exception in asyncio's code would lose tasks; None: nothing forbids one."""
         if not isinstance(self._caller, OnLoop):
             return None
         if self._waiting is not None:

@@ -94,7 +94,6 @@ _TENSORS: Final = {
 """The names of each model's input and output."""
 _READ_PARAMETERS: Final = ("halves", "relay", "guests")
 """By the answers of these one sees what a request says."""
-_SLEEPS_MS: Final = (*[0] * 398, 1, 40)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Request:
     @classmethod
     def random(cls, model: str, noise: Noise, chance: random.Random, most: int = LARGEST_BYTES) -> Request:
         """Return one, of at most so many bytes where the model leaves that to its client."""
-        said = Said.random(chance, chance.choice(_SLEEPS_MS)) if model in _READ_PARAMETERS else Said()
+        said = Said.random(chance, chance.choice((*[0] * 398, 1, 40))) if model in _READ_PARAMETERS else Said()
         if model == "multiply":
             return cls(model, noise.images(), said)
         if model == "rows":

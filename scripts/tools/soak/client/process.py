@@ -57,11 +57,7 @@ def held_memory(pid: int | str) -> list[str]:
 
 
 class ClientProcess(Program):
-    """A client, and what it is at.
-
-    With names of models it does nothing but infer, of these, pauses behind each request, and tells of each when it
-    began, how long it took, and by which error it ended.
-    """
+    """A client, and what it is at; with names of models it only infers, and tells of each request how it went."""
 
     def __init__(
         self, urls: Sequence[str], seed: int, tally: Tally, models: Sequence[str] = (), uid: int | None = None

@@ -19,12 +19,7 @@ class SoakSignalError(Exception):
 
 
 class Signals:
-    """Handlers of SIGINT and SIGUSR1 that raise only within :meth:`raise_in`, and once.
-
-    They do not raise where Python itself loses something: in the module threading, as an interrupt within
-    ``Condition.__enter__`` leaves the lock taken for ever, gRPC's too; and in the finalizer that closes a descriptor
-    which an interrupt has taken from everybody: Python swallows what is raised there, and does not call it again.
-    """
+    """Handlers of SIGINT and SIGUSR1 that raise only within :meth:`raise_in`, once, and where Python loses nothing."""
 
     def __init__(self) -> None:
         self._is_armed = False
@@ -34,10 +29,7 @@ class Signals:
             signal.signal(number, self._handle)
 
     def raise_in(self, work: Callable[[], None], number: signal.Signals, delay_s: float, interrupt: Interrupt) -> None:
-        """Do some work, with a signal on its way; what that raises ends the work, and is not seen by the caller.
-
-        ``interrupt`` may end the work in place of the handler, and returns whether it has; None if it never does.
-        """
+        """Do some work, with a signal on its way; ``interrupt`` returns whether it has ended the work, or None."""
         self.has_raised = False
         self._interrupt = interrupt
         is_over = threading.Event()
@@ -74,4 +66,5 @@ class Signals:
 
 
 def _loses_something(frame: FrameType) -> bool:
+    """Return whether it is of threading, whose lock stays taken, or the finalizer, which Python calls but once."""
     return frame.f_code.co_filename == threading.__file__ or frame.f_code is Descriptor.__del__.__code__

@@ -23,7 +23,6 @@ from .attacks import Kind
 MOST_RATIO: Final = 3.0
 """How much longer than alone the slowest of a hundred honest requests may take."""
 
-CALLED: Final = ("identity", "halves", "rows")
 ALONE: Final = "alone"
 BESIDE: Final = "all that must not kill"
 
@@ -97,7 +96,8 @@ def assault(
     words: dict[str, Mapping[str, int]] = {name: {} for name in names}
     server = SoakServer(folder, tally)
     with server, ExitStack() as at_end:
-        clients = [ClientProcess(server.urls, chance.getrandbits(32), tally, CALLED) for _ in range(3)]
+        called = ("identity", "halves", "rows")
+        clients = [ClientProcess(server.urls, chance.getrandbits(32), tally, called) for _ in range(3)]
         for client in clients:
             at_end.callback(client.end)
         if not all(client.wait_for_results(CONNECTIONS) for client in clients):

@@ -1,7 +1,6 @@
 """The one table of what hostile clients do, and how fast, and the program of each: one attack in a process of its own.
 
-They are attacks on the library, and not on the machine: behind each unit of work the attacker pauses, and one attacker
-is at work at a time. What an attack needs is made before anything is measured; it returns one unit of its work.
+What an attack needs is made before anything is measured; it returns one unit of its work, behind which it pauses.
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ from ..client.process import CLIENT, become, hears
 from .forged import DATA, MODEL, Attacker, valid_table
 
 DISALLOWED_UID: Final = 20_002
-_LINGER: Final = struct.pack("ii", 1, 3600)
 _CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
-_SOCKETS: Final = re.compile(r" @(shmbu-fd-[0-9a-f]{32})$", re.MULTILINE)
 
 Strike = Callable[[], None]
 
@@ -58,7 +55,7 @@ def _lingering(attacker: Attacker) -> Callable[[socket.socket], None]:
         sender = socket.socket()  # create_connection would import something that this user may not read
         sender.connect(listener.getsockname())
         attacker.at_end.enter_context(listener.accept()[0])  # it reads nothing
-        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
         sender.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -141,7 +138,8 @@ def _is_of_honest_client(guest: socket.socket) -> bool:
 
 def _sockets() -> list[str]:
     """Return the addresses of all handover sockets, which every user may read."""
-    return [f"\0{name}" for name in dict.fromkeys(_SOCKETS.findall(Path("/proc/net/unix").read_text()))]
+    names = re.findall(r" @(shmbu-fd-[0-9a-f]{32})$", Path("/proc/net/unix").read_text(), re.MULTILINE)
+    return [f"\0{name}" for name in dict.fromkeys(names)]
 
 
 def sparse(attacker: Attacker) -> Strike:

@@ -26,7 +26,6 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 MODEL: Final = "halves"
 DATA: Final = layout.data_offset(1, PAGE_SIZE)
-TIMEOUT_S: Final = 30.0
 _RECORD: Final = layout.record_offset(0, PAGE_SIZE)
 _WORD: Final = 8
 
@@ -106,7 +105,7 @@ class Attacker:
         """Send a request; the queue gets its error, or None, when it is answered."""
         into = answers or queue.Queue()
         self._client.async_infer(
-            MODEL, [], lambda result, error: into.put(error), parameters=parameters, client_timeout=TIMEOUT_S
+            MODEL, [], lambda result, error: into.put(error), parameters=parameters, client_timeout=30.0
         )
         return into
 

@@ -1,9 +1,5 @@
 """Copies batches on the GPU, and tells in one number for each row whether the batch was there."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
@@ -12,11 +8,11 @@ from shm_backend_utils.model import BatchCall, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
+    def initialize(self, args):
         self.cuda = CudaAccess()
         self.session = ShmSession.from_args(args, self.cuda)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests):
         return self.session.serve_batch(requests, self.infer)
 
     def infer(self, batch: BatchCall) -> None:
@@ -25,5 +21,5 @@ class TritonPythonModel:
         rows = x.shape[0]
         batch.put("ROWS_ON_GPU", np.full((rows, 1), rows if isinstance(x, DeviceView) else 0, np.int32))
 
-    def finalize(self) -> None:
+    def finalize(self):
         self.session.close()

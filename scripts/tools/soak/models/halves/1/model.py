@@ -1,10 +1,7 @@
 """Combines every word with a number that is made of the request's parameters; the second half after `sleep_ms`."""
 
-from __future__ import annotations
-
 import time
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +9,10 @@ from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
+    def initialize(self, args):
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests):
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -30,5 +27,5 @@ class TritonPythonModel:
         time.sleep(call.parameters.get("sleep_ms", 0) / 1000)
         np.bitwise_xor(x.numpy()[middle:], number, out=y.numpy()[middle:])
 
-    def finalize(self) -> None:
+    def finalize(self):
         self.session.close()

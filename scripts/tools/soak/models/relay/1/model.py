@@ -1,17 +1,13 @@
 """Hands X on to `halves` as it is, or, if the parameter `copies` says so, a copy of it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from shm_backend_utils.model import Call, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
+    def initialize(self, args):
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests):
         return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
@@ -23,5 +19,5 @@ class TritonPythonModel:
         else:
             call.forward("halves", {"X": x}, {"Y": call.output("Y", x.shape, x.dtype)}, parameters=headers)
 
-    def finalize(self) -> None:
+    def finalize(self):
         self.session.close()

@@ -1,19 +1,15 @@
 """Inverts every bit of whole batches."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from shm_backend_utils.model import BatchCall, ShmSession
 
 
 class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
+    def initialize(self, args):
         self.session = ShmSession.from_args(args)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests):
         return self.session.serve_batch(requests, self.infer)
 
     def infer(self, batch: BatchCall) -> None:
@@ -21,5 +17,5 @@ class TritonPythonModel:
         np.invert(x.numpy(), out=batch.output("Y", x.shape[1:], x.dtype).numpy())
         batch.output("TOGETHER", (1,), np.int32).numpy()[:] = len(batch.calls)
 
-    def finalize(self) -> None:
+    def finalize(self):
         self.session.close()
