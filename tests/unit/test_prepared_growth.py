@@ -27,6 +27,7 @@ from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import taking
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.form import TableForm
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
@@ -231,6 +232,26 @@ def test_a_call_closed_as_it_is_sent_sends_nothing(
         with pytest.raises(ClosedError):
             call.infer()
     assert server.orders == []
+
+
+def test_a_call_interrupted_as_its_region_had_grown_names_the_regions_new_token(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with client_of(server, pool=PoolOptions(max_bytes=2**17, prefault=True)) as client:
+        call, other = client.prepare("m", INPUTS), client.prepare("m", INPUTS)
+        assert count_to(call, 2000).overflowed
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotRegion, "prefault", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                count_to(call, 2000)
+        assert count_to(other, 30_000).overflowed  # the pool has too little memory for as much room
+        assert count_to(call, 2000).overflowed
+        sent = parse_address(server.orders[-1].parameters[SLOT_PARAMETER])
+        assert sent.token == call._call.region.token  # type: ignore[attr-defined]
+        assert sent.token != parse_address(server.orders[0].parameters[SLOT_PARAMETER]).token
 
 
 def test_a_call_closed_while_it_grows_leaves_nothing(client: ShmClient, monkeypatch: pytest.MonkeyPatch) -> None:

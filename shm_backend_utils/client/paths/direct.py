@@ -49,7 +49,7 @@ class DirectCall(InRegion, Call):
     gpus: CallOnGpus | None = field(default=None, init=False)
     buffers: Sequence[GpuBuffer] = ()
     """The GPU memory that the table names in addition to the slot's own region; the first buffer has number 1."""
-    _request: tuple[bytes, Callable[[int], Any]] | None = field(default=None, init=False)
+    _request: tuple[str, CallLayout, bytes, Callable[[int], Any]] | None = field(default=None, init=False)
 
     path = "direct"
 
@@ -88,7 +88,9 @@ class DirectCall(InRegion, Call):
         elif gpus is not None:
             yield from gpus.models_are_done(deadline)  # a GPU may work on after the last answer
         slot.kept = buffers
-        table, message_of = self._request or self._describe()
+        address, layout, table, message_of = self._request or self._describe()
+        if address is not slot.address_pattern or layout is not self.layout:  # the region has grown
+            _, _, table, message_of = self._describe()
         message = message_of(slot.begin(table))
         try:
             answer = yield Send(message, deadline)
@@ -97,12 +99,12 @@ class DirectCall(InRegion, Call):
             self._note_failure(error, gpus)
             raise
 
-    def _describe(self) -> tuple[bytes, Callable[[int], Any]]:
-        """Return, and keep, the encoded table, and a function that makes the message of a generation."""
-        layout, model = self.layout, self.known.spec.name
+    def _describe(self) -> tuple[str, CallLayout, bytes, Callable[[int], Any]]:
+        """Return, and keep, address, layout, encoded table, and a function that makes the message of a generation."""
+        address, layout, model = self.slot.address_pattern, self.layout, self.known.spec.name
         rest = layout.requested, layout.batch_size, self.settings.options
-        message_of = self.codec.for_slot(model, self.slot.address_pattern % model, *rest)
-        self._request = encode(layout.table), message_of
+        message_of = self.codec.for_slot(model, address % model, *rest)
+        self._request = address, layout, encode(layout.table), message_of
         return self._request
 
     def resume(self, outcome: Any) -> Steps[Result]:
@@ -306,7 +308,7 @@ class PreparedDirectCall(DirectCall):
             memory = np.frombuffer(self.region.buffer, np.uint8)
             if memory.nbytes > self.memory.nbytes:
                 self.memory = np.asarray(_GrownArray(memory, self.memory))
-            self.layout, self.lacking, self._request = layout, {}, None
+            self.layout, self.lacking = layout, {}
 
     def close(self) -> None:
         super().close()
