@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import os
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
