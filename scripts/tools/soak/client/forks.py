@@ -32,7 +32,7 @@ def forks(kit: Kit, connection: Connection) -> None:
         kit.enter(Phase.ELSEWHERE)
         child = os.fork()
         if child == 0:
-            signal.alarm(10)
+            faulthandler.dump_traceback_later(30, exit=True)  # tells where it hangs
             del result, kept, future
             _be_a_child(connection, runs_atexit)
         _, status = os.waitpid(child, 0)
