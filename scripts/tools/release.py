@@ -63,10 +63,8 @@ def findings_in_wheel(wheel: Path, version: str) -> list[str]:
         names = archive.namelist()
         (metadata_file,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(metadata_file))
-    strange = {root for name in names if not (root := name.split("/")[0]).endswith(".dist-info")} - {
-        "shm_backend_utils",
-        *_STUBS,
-    }
+    roots = {root for name in names if not (root := name.split("/")[0]).endswith(".dist-info")}
+    strange = roots - {"shm_backend_utils", *_STUBS}
     findings = [f"{root} is in the wheel, and is none of its packages" for root in sorted(strange)]
     findings += [f"{name} is missing in the wheel" for name in sorted(_MARKERS - set(names))]
     findings += [f"{name} has no place in a wheel" for name in names if "__pycache__" in name]

@@ -127,8 +127,7 @@ class _Direct(_ShortCall):
             at = (at + room + ALIGNMENT - 1) & -ALIGNMENT
         slot, model = region.slots[0], known.spec.name
         if slot.messages is None or slot.messages[0] != (model, requested, rows):
-            address, options = slot.address_pattern % model, self.settings.options  # none: no short call has any
-            message_of = self.core.codec.for_slot(model, address, requested, rows, options)
+            message_of = self.core.codec.for_slot(model, slot.address_pattern % model, requested, rows, {})
             slot.messages = (model, requested, rows), message_of
         self.message = slot.messages[1](slot.begin(assemble(pieces, len(inputs), len(rooms))))
 

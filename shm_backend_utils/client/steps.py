@@ -49,7 +49,7 @@ _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds until a deadline; never 0, so that the caller still takes an answer that is ready."""
+    """Return the seconds until a deadline; never 0, so that an answer that is ready is taken. Sends do it inline."""
     return max(deadline - time.monotonic(), _LEAST_S)
 
 

@@ -113,7 +113,7 @@ class DirectStream(InRegion):
         place = self._index % len(self._frames)
         number = frame_number(self._slot.sent, self._index)
         frame = self._frames[place]
-        # The result's arrays must keep this array. NumPy would make them keep self.memory, hence the memoryview.
+        # The result's arrays must keep `memory`. NumPy would make them keep self.memory, hence the memoryview.
         memory, end, spec = np.frombuffer(self.memory.data, np.uint8), self.region.data_end, self.known.spec
         wanted, response = self.layout.table.outputs, functools.partial(self.codec.result, answer)
         result = usual_result(self.known, frame, number, memory, self._inputs_end, end, wanted, response, 0)

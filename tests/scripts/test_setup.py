@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import runpy
 import subprocess
 import sys
@@ -82,8 +81,9 @@ def test_other_dependencies_make_it_anew(set_up: Callable[..., list[str]], check
 
 
 def test_what_a_step_has_started_ends_with_it() -> None:
-    with contextlib.suppress(KeyboardInterrupt), beside(["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]):
-        while not (begun := [each for pid in children(os.getpid()) for each in children(pid)]):
+    words = ["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]
+    with contextlib.suppress(KeyboardInterrupt), beside(words) as step:
+        while not (begun := children(step.pid)):
             time.sleep(0.01)
         raise KeyboardInterrupt
     while any(map(command_line, begun)):

@@ -1,4 +1,4 @@
-"""``scripts/test`` in a checkout of a few tests: what runs where, flakes, and one line for what a user does wrong."""
+"""``scripts/test`` in a checkout of a few tests: what runs where, flakes, and how a run ends."""
 
 from __future__ import annotations
 

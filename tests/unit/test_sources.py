@@ -234,9 +234,9 @@ OF_NUMPY: Any = {
     "parameters": {np.str_("n"): np.float64(0.5)},
     "model_version": np.str_("1"),
     "sequence_end": np.bool_(False),
-    "compression": "gzip",
+    "compression": "deflate",
 }
-PLAIN: Any = dict(zip(OF_NUMPY, ("x", 7, True, 1, 9, {"x": "y"}, {"n": 0.5}, "1", False, "gzip"), strict=True))
+PLAIN: Any = dict(zip(OF_NUMPY, ("x", 7, True, 1, 9, {"x": "y"}, {"n": 0.5}, "1", False, "deflate"), strict=True))
 
 
 @pytest.mark.parametrize("codec", [GrpcCodec(), HttpCodec()])

@@ -71,9 +71,9 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     reports = Reports(arguments.json, arguments.document, arguments.plot)
-    reports.check()
     if arguments.plot and arguments.only and not set(PICTURES) & set(arguments.only):
         raise CallerError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
+    reports.check()
     found = _measured(arguments.only or list(GROUPS), _amounts(arguments))
     Console().print(table_of(found.figures))
     reports.write(found)

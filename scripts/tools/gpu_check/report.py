@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
     trace: str = ""  # of an error that is no CheckFailedError
 
 
-def _in_words(group: str, figure: Figure) -> str:
+def _line(group: str, figure: Figure) -> str:
     limit = {None: "no limit", True: f"{figure.held_to}, held", False: f"{figure.held_to}, NOT HELD"}[figure.is_held]
     return f"{group}: {figure.name}: {figure.figure:.3g} {figure.unit} ({figure.basis}); {limit}"
 
@@ -95,9 +95,9 @@ class Report:
                 self.figures += [(group, replace(figure, at_most=None, at_least=None)) for figure in figures]
                 return ""
             self.figures += [(group, figure) for figure in figures]
-            beyond = [_in_words(group, figure) for figure in figures if figure.is_held is False]
+            beyond = [_line(group, figure) for figure in figures if figure.is_held is False]
             require(not beyond, "; ".join(beyond))
-            return _in_words(group, figures[-1])
+            return _line(group, figures[-1])
 
         self.run(group, name, check)
 
@@ -107,7 +107,7 @@ class Report:
 
     def finish(self) -> bool:
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self._is_fake else "Figures:")
-        self._say(*[f"  {_in_words(group, figure)}" for group, figure in self.figures] or ["  none"])
+        self._say(*[f"  {_line(group, figure)}" for group, figure in self.figures] or ["  none"])
         in_part = f", {self._count('PART')} rehearsed in part, as a fake goes no further" if self._is_fake else ""
         others = [each for each in self.outcomes if each.status != "PASS"]
         self._say("", f"{self._count('PASS')} checks passed, {self._count('FAIL')} failed{in_part}")

@@ -36,7 +36,7 @@ class Covering:
 
     @classmethod
     def of_checkout(cls, root: Path, kept: Path, folder: Path) -> Covering:
-        """Run the tests that need no server, but for files whose last run is kept and still holds."""
+        """Run the tests that need no server, except files whose kept run still holds: nothing that it ran changed."""
         known = json.loads(kept.read_text()) if kept.exists() else {}
         digests = _digests(root)
         modules = {str(path.relative_to(root)): _digest([path]) for path in (root / "shm_backend_utils").rglob("*.py")}

@@ -1,4 +1,4 @@
-"""Make an environment with what the tools need, and install the embedded server. Standard library only."""
+"""Make an environment with what the tools need, and install the embedded server. It needs no installed package."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class StepFailedError(Exception):
 
 
 @contextlib.contextmanager
-def beside(words: list[str]) -> Iterator[None]:
+def beside(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Have a program run beside a block; StepFailedError with its standard error if it fails."""
     with tempfile.TemporaryFile("w+") as errors, started(words, stdout=subprocess.DEVNULL, stderr=errors) as process:
-        yield
+        yield process
         if process.wait() != 0:
             errors.seek(0)
             printed = errors.read().strip()
@@ -62,7 +62,7 @@ class Contents:
         return hashlib.sha256("\0".join(map(str, [*made_of, *packages])).encode()).hexdigest()
 
 
-# It requires all of tritonclient's extras, CUDA's packages among them, and another NumPy, and uses none of that.
+# scripts/bench compares with it. It requires all of tritonclient's extras and another NumPy, and uses none of that.
 OTHER_CLIENT: Final = "triton-shm-client==0.1.0"
 COMMANDS: Final = Contents("demo", ("numpy>=2",))
 """What ``scripts/demo`` and ``serve`` need: to try the demo, you need not wait for PyTorch."""

@@ -88,8 +88,8 @@ class DirectCall(InRegion, Call):
         elif gpus is not None:
             yield from gpus.models_are_done(deadline)  # a GPU may work on after the last answer
         slot.kept = buffers
-        address, layout, table, message_of = self._request or self._describe()
-        if address is not slot.address_pattern or layout is not self.layout:  # the region has grown
+        pattern, layout, table, message_of = self._request or self._describe()
+        if pattern is not slot.address_pattern or layout is not self.layout:  # the region has grown
             _, _, table, message_of = self._describe()
         message = message_of(slot.begin(table))
         try:
@@ -100,11 +100,11 @@ class DirectCall(InRegion, Call):
             raise
 
     def _describe(self) -> tuple[str, CallLayout, bytes, Callable[[int], Any]]:
-        """Return, and keep, address, layout, encoded table, and a function that makes the message of a generation."""
-        address, layout, model = self.slot.address_pattern, self.layout, self.known.spec.name
-        rest = layout.requested, layout.batch_size, self.settings.options
-        message_of = self.codec.for_slot(model, address % model, *rest)
-        self._request = address, layout, encode(layout.table), message_of
+        """Return, and keep, the slot's pattern, layout, encoded table, and a function that makes a number's message."""
+        pattern, layout = self.slot.address_pattern, self.layout
+        model, options = self.known.spec.name, self.settings.options
+        message_of = self.codec.for_slot(model, pattern % model, layout.requested, layout.batch_size, options)
+        self._request = pattern, layout, encode(layout.table), message_of
         return self._request
 
     def resume(self, outcome: Any) -> Steps[Result]:
@@ -184,7 +184,7 @@ def usual_result(
     response: Callable[[], Any],
     bytes_avoided: int,
 ) -> Result | None:
-    """Return the result of generation ``number`` if all wanted outputs are numbers within ``memory[begin:end]``."""
+    """Return the result that has this number; None unless all wanted outputs are numbers in ``memory[begin:end]``."""
     data = bytes(slot.results)
     found = results.read_expected(data, number, begin, end, wanted, known.outputs) if data else None
     if found is None:

@@ -57,7 +57,8 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     with ExitStack() as stack:
         client = Program("scripts.tools.bench.random_requests", bench.server.grpc_url, requests)
         stack.callback(client.end)
-        client.hear()  # it has warmed up
+        if not client.hear():
+            raise AssertionError("the client has failed before it was warm; what it wrote says why")
         before = _held(bench, client.pid)
         client.say("go")
         for _ in bench.shown(f"{requests:,} requests at random", 100):

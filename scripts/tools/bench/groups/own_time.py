@@ -22,7 +22,7 @@ import tritonclient.grpc
 
 import shm_backend_utils
 from shm_backend_utils.cli.common.rounds import shuffled
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import Result, ShmClient
 
 from ...figures import Figure
 from ..bench import Bench, models_on_a_core_of_their_own
@@ -159,7 +159,7 @@ _WARM_UP: Final = 20
 
 
 def functions(bench: Bench) -> list[Figure]:
-    """Count the functions, each once, of a request to README's own model, and of one to an identity."""
+    """Count the functions, each once, of a request to README's own model, and of those to an identity."""
     called: dict[str, list[str]] = {}
     with bench.direct_client() as client:
         x = np.ones((8, 3, 224, 224), np.float32)
@@ -172,9 +172,7 @@ def functions(bench: Bench) -> list[Figure]:
         outputs = {"OUTPUT0": small.nbytes}
         called["infer of an identity"] = _in_infer(client, IDENTITY, small, outputs)
         with client.prepare(IDENTITY, {"INPUT0": (small.shape, small.dtype)}) as call:
-            for _ in range(_WARM_UP):
-                call.infer()
-            called["infer of a prepared identity"] = functions_called(call.infer)
+            called["infer of a prepared identity"] = _in_warm(call.infer, "direct")
     with ShmClient(bench.server.grpc_url) as client:
         called["infer of an identity, in band"] = _in_infer(client, IDENTITY, small, outputs, "inline")
     figures = []
@@ -191,7 +189,10 @@ def functions(bench: Bench) -> list[Figure]:
 def _in_infer(
     client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: str = "direct"
 ) -> list[str]:
-    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs)  # a lambda would count
+    return _in_warm(partial(client.infer, model, {"INPUT0": x}, outputs=outputs), path)  # a lambda would count
+
+
+def _in_warm(infer: Callable[[], Result], path: str) -> list[str]:
     for _ in range(_WARM_UP):
         with infer() as result:
             if result.path != path:

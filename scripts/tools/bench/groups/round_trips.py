@@ -72,7 +72,7 @@ LEAST_ROUNDS: Final = 5
 
 
 def latency(bench: Bench) -> list[Figure]:
-    """Measure what the picture shows, 64 B to 1 GiB, and nothing is held to it."""
+    """Measure what the picture shows, 64 B to 1 GiB; it is held to no limit."""
     # Client, server and models have up to 8 copies of a tensor, on the worst path.
     most_bytes = min(bench.amounts.largest_bytes, available_bytes() / 8, total_bytes() / 8)
     for protocol in bench.urls:

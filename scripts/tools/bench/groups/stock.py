@@ -50,7 +50,6 @@ BATCH_SIZES: Final = (1, 2, 8, 16)
 
 FASTER: Final[Mapping[str, Mapping[int, float]]] = {"infer": {1: 2.0, 16: 4.0}, "prepare": {1: 2.5, 16: 6.0}}
 """At least, by batch size."""
-"""At most: no model is slower for the class that stands in."""
 
 
 def infer_beside_stock(bench: Bench) -> list[Figure]:

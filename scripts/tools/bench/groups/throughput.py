@@ -46,7 +46,7 @@ def rates_of_threads(
 
 
 def _period_s(number: int, callers: int, amounts: Amounts) -> float:
-    """Return how long a period takes; the first one lasts until all callers are warm, 8 of them in a usual one."""
+    """Return how long a period takes; the first is longer if more than 8 callers have to get warm."""
     return amounts.period_s * (1 if number > 0 else max(1, callers / 8))
 
 
@@ -133,7 +133,7 @@ def throughput(bench: Bench) -> list[Figure]:
 
 
 def concurrency(bench: Bench) -> list[Figure]:
-    """Measure what the picture shows, in fewer and shorter periods: there is nothing that they are held to."""
+    """Measure what the picture shows, in fewer and shorter periods; it is held to no limit."""
     amounts = bench.amounts
     amounts = replace(amounts, period_s=min(0.4, amounts.period_s), periods=min(2, amounts.periods))
     measured: dict[str, Callable[[list[Floats], int], Rates]] = {

@@ -68,6 +68,7 @@ def write_models(folder: Path, *, libraries: Sequence[str], gate: Gate, is_fake:
         config = model / "config.pbtxt"
         is_of_a_gpu = "KIND_GPU" in config.read_text()
         if is_fake or not is_served:
+            # A harness has no GPUs for models: they open theirs.
             config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
         _add_code(model / "1", has_stand_in=is_fake and is_of_a_gpu, has_package=is_served)
     return folder

@@ -47,7 +47,7 @@ def forks(kit: Kit, connection: Connection) -> None:
 
 def _be_a_child(connection: Connection, runs_atexit: bool) -> NoReturn:
     """Do what a child does that knows nothing of its parent's client, and end."""
-    status = 1
+    status = 2  # of an exception; a child that hangs ends with 1
     try:
         gc.collect()
         refused = _is_refused(connection.client)

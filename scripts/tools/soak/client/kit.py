@@ -98,7 +98,7 @@ class Connection:
         return 0 if self._caller is None else self._caller.stats().quarantined
 
     def interrupt(self) -> bool | None:
-        """Cancel what is waited for, as an exception in asyncio's code would lose tasks; None: nothing forbids one."""
+        """Cancel what is waited for; return whether anything was, or None for a client in which a signal may raise."""
         if not isinstance(self._caller, OnLoop):
             return None
         if self._waiting is not None:

@@ -29,7 +29,7 @@ class Signals:
             signal.signal(number, self._handle)
 
     def raise_in(self, work: Callable[[], None], number: signal.Signals, delay_s: float, interrupt: Interrupt) -> None:
-        """Do some work, with a signal on its way; ``interrupt`` returns whether it has ended the work, or None."""
+        """Do some work; a signal comes meanwhile, whose handler raises if ``interrupt`` returns None."""
         self.has_raised = False
         self._interrupt = interrupt
         is_over = threading.Event()
@@ -66,5 +66,5 @@ class Signals:
 
 
 def _loses_something(frame: FrameType) -> bool:
-    """Return whether it is of threading, whose lock stays taken, or the finalizer, which Python calls but once."""
+    """Return whether a frame is threading's, whose lock would stay taken, or the finalizer's, which runs only once."""
     return frame.f_code.co_filename == threading.__file__ or frame.f_code is Descriptor.__del__.__code__
