@@ -26,9 +26,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_189,
     "shm_backend_utils/tensors": 918,
     "shm_backend_utils/testing": 6_216,
-    "scripts": 8_988,
+    "scripts": 8_990,
     "scripts/tools/bench": 2_493,
-    "tests": 53_231,
+    "tests": 53_236,
     "docs": 3_500,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -168,8 +168,8 @@ def run(mutants: Sequence[Mutant], report: Path | None) -> int:
     if not take_private_shm(512 << 20):
         print("/dev/shm is shared with others, whose files may confuse tests: it takes root", file=sys.stderr)
     found: list[tuple[Mutant, Verdict]] = []
-    with tempfile.TemporaryDirectory(prefix="shm-backend-utils-mutants-") as name:
-        folder = Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-mutants-"))  # no finalizer, which a test's fork may run
+    try:
         covering = Covering.of_checkout(ROOT, KEPT, folder)
         for test in covering.failed:
             print(f"{test} fails as it is, and is left out", file=sys.stderr)
@@ -184,6 +184,8 @@ def run(mutants: Sequence[Mutant], report: Path | None) -> int:
                 print(f"{verdict.value:>12}  {where}  {mutant.change}", flush=True)
             if sys.stderr.isatty():
                 print(f"{number} of {len(mutants)}", end="\r", file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(folder)
     alive = [mutant for mutant, verdict in found if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED)]
     print(f"{len(found) - len(alive)} of {len(found)} mutants were killed")
     if report is not None:

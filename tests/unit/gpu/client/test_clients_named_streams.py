@@ -14,6 +14,7 @@ import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, ShmClient
 from shm_backend_utils.errors import CallerError, PeerError
+from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory import locks
@@ -104,9 +105,13 @@ def test_a_named_stream_in_capture_is_refused_and_its_capture_goes_on(
 
 
 def test_if_the_driver_refuses_the_call_the_reason_is_the_same(client: ShmClient) -> None:
-    DRIVER.fail_next("cuCtxRecordEvent", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
-    with pytest.raises(CallerError, match=REFUSED):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU)
+    for name, error, text in (
+        ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", CallerError, REFUSED),
+        ("CUDA_ERROR_INVALID_VALUE", CudaError, "CUDA_ERROR_INVALID_VALUE"),
+    ):
+        DRIVER.fail_next("cuCtxRecordEvent", name)
+        with pytest.raises(error, match=text):
+            client.infer("m", {"IN0": X}, outputs=ON_GPU)
 
 
 def test_a_stream_of_another_call_is_waited_for_alone(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
