@@ -128,6 +128,8 @@ def test_a_clients_strings_are_passed_on_to_outputs_of_strings_alone(open_sessio
             for name, match in (("Y", "is BYTES"), ("Z", "'Z'"), ("WORDS", "has shape")):
                 with pytest.raises(ModelError, match=match):
                     call.put(name, given)
+        with pytest.raises(ModelError, match=r"'WORDS' holds strings, .*; use call.put\(name, strings\)"):
+            call.output("WORDS", (2, 2), object)
         call.put("Y", X)
 
     request = client.request({"X": X}, {"Y": 16}, delivered={"WORDS_IN": np.array(WORDS, object)})
