@@ -229,6 +229,18 @@ def test_each_region_is_unregistered_by_one_call() -> None:
     assert name_in(next(registrations.drop([], math.inf))) == sent[2], "it is tried again"
 
 
+@pytest.mark.parametrize(("said", "is_in_use"), [("it is currently in use", True), ("it is not registered", False)])
+def test_a_region_in_use_at_the_server_is_unregistered_later(said: str, is_in_use: bool) -> None:
+    """Triton before 24.12 says so."""
+    registrations = Registrations(GrpcCodec())
+    registrations._known = {"a"}
+    dropping = registrations.drop(None, math.inf)
+    next(dropping)
+    with pytest.raises(StopIteration) as end:
+        dropping.throw(InferenceError(f"Cannot unregister region 'a', {said}.", "StatusCode.INTERNAL"))
+    assert (end.value.value, registrations.is_empty) == (is_in_use, not is_in_use)
+
+
 def test_no_region_is_forgotten_whenever_another_call_gives_it_back() -> None:
     """Another call, whose server has gone, gives it back between any two instructions."""
     code, number, count = Registrations.drop.__code__, 0, 0

@@ -50,6 +50,7 @@ class DirectCall(InRegion, Call):
     buffers: Sequence[GpuBuffer] = ()
     """The GPU memory that the table names in addition to the slot's own region; the first buffer has number 1."""
     _request: tuple[str, CallLayout, bytes, Callable[[int], Any]] | None = field(default=None, init=False)
+    """The return value of :meth:`_describe`, kept from request to request."""
 
     path = "direct"
 
