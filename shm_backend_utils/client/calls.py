@@ -113,8 +113,6 @@ def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
             finally:
                 call.close()
             call = again
-            if core.is_closed:
-                raise ClosedError("this client")
             sending = call.send(call.settings.deadline)
     finally:
         call.close()  # the result's arrays keep their memory

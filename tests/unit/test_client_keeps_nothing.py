@@ -256,6 +256,7 @@ def use_one(server: FakeServer, is_closed: bool) -> None:
         client.infer("m", {"IN0": X}, path="direct")  # the server keeps what a client registers and leaves
         if not is_closed:
             client.close = lambda: None  # type: ignore[method-assign]
+    assert not is_closed or not list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
 
 
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")  # as an error, it would keep its client

@@ -96,9 +96,11 @@ def ask(transport: Transport, model: str = "any") -> Any:
     return transport.send(transport.codec.ask("model config", model), PATIENCE_S)
 
 
-def stream(transport: Transport, model: str = "any") -> Generator[Any, None, None]:
-    message = GrpcMessage("ModelStreamInfer", service_pb2.ModelInferRequest(model_name=model))
-    return transport.stream(message, PATIENCE_S)
+def stream(transport: Transport, model: str = "any", slot: str = "") -> Generator[Any, None, None]:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    if slot:  # then its answers come over one of the client's own sockets
+        request.parameters[SLOT_PARAMETER].string_param = slot
+    return transport.stream(GrpcMessage("ModelStreamInfer", request), PATIENCE_S)
 
 
 def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connected: Callable[[], Transport]) -> None:
@@ -115,9 +117,12 @@ def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connec
 
 
 @over_grpc
-def test_a_stream_that_waits_for_its_next_answer(server: HoldingServer, connected: Callable[[], Transport]) -> None:
+@pytest.mark.parametrize("slot", ["", "slot"])
+def test_a_stream_that_waits_for_its_next_answer(
+    server: HoldingServer, connected: Callable[[], Transport], slot: str
+) -> None:
     transport = connected()
-    answers = stream(transport, HELD)
+    answers = stream(transport, HELD, slot)
     next(answers)
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(next, answers)
@@ -126,14 +131,14 @@ def test_a_stream_that_waits_for_its_next_answer(server: HoldingServer, connecte
         with CLOSED:
             answer.result(PATIENCE_S / 2)
     with CLOSED:
-        next(stream(transport))
+        next(stream(transport, slot=slot))
 
 
 @pytest.mark.usefixtures("switching_often")
 def test_at_any_moment(server: HoldingServer, connected: Callable[[], Transport]) -> None:
     uses: list[Callable[[Transport], Any]] = [ask, ask]
     if server.url.startswith("grpc"):
-        uses.append(lambda transport: list(stream(transport)))
+        uses += [lambda transport: list(stream(transport)), lambda transport: list(stream(transport, slot="slot"))]
 
     def use_for_ever(transport: Transport, use: Callable[[Transport], Any]) -> None:
         while True:
@@ -192,6 +197,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         self.streams: list[list[str]] = []  # the ids of the requests of each stream so far
         self.peers: list[str] = []  # whose they were
         self.open = 0  # how many streams there are now
+        self.cancelled = 0
         self.content = b""  # of each response
         self.further = 0  # so many responses come behind the last one
 
@@ -203,6 +209,13 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         for request in requests:
             seen.append(request.id)
             if not request.id:
+                break
+            if request.id == "holds":
+                is_over = threading.Event()
+                context.add_callback(is_over.set)
+                yield service_pb2.ModelStreamInferResponse()
+                if is_over.wait(PATIENCE_S):
+                    self.cancelled += 1
                 break
             if not request.id.isdigit():
                 yield service_pb2.ModelStreamInferResponse(error_message="no number")
@@ -244,17 +257,17 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
         wait_until(lambda: not cast(Any, transport)._streams.used)
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
-    assert len(cast(Any, transport)._idle) == (metadata is None)
+    assert len(cast(Any, transport)._streaming._idle) == (metadata is None)
     service.further = 200  # responses behind the last one, which are nobody's
     assert len(list(answers(transport, "3", metadata))) == 3
     wait_until(lambda: not cast(Any, transport)._streams.used)
 
 
 def test_callers_at_once_have_a_connection_each(transport: Transport, service: Service) -> None:
-    both = [answers(transport, "128") for _ in range(2)]  # twice as many as are read ahead: both are under way at once
-    assert [next(each).id for each in both] == ["128", "128"]
-    assert [len(list(each)) for each in both] == [127, 127]
-    wait_until(lambda: len(cast(Any, transport)._idle) == 2)
+    both = [answers(transport, "9") for _ in range(2)]
+    assert [next(each).id for each in both] == ["9", "9"]
+    assert [len(list(each)) for each in both] == [8, 8]
+    wait_until(lambda: len(cast(Any, transport)._streaming._idle) == 2)
     assert len({*service.peers}) == 2
 
 
@@ -279,10 +292,12 @@ def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, 
 
 
 def test_a_late_reading_thread_ends(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(answers(transport, "1"))
-    starts = list[threading.Timer]()
+    starts, start = list[threading.Timer](), threading.Thread.start
 
     def start_late(thread: threading.Thread) -> None:
+        if thread.name != "shm stream reader":
+            start(thread)
+            return
         monkeypatch.undo()
         starts.append(threading.Timer(SOON_S, thread.start))
         starts[0].start()
@@ -290,7 +305,7 @@ def test_a_late_reading_thread_ends(transport: Transport, service: Service, monk
 
     monkeypatch.setattr(threading.Thread, "start", start_late)
     with pytest.raises(KeyboardInterrupt):
-        next(answers(transport, "99"))
+        next(answers(transport, "99", slot=""))
     starts[0].join()
     wait_until(lambda: not service.open)
     wait_until(lambda: not [each for each in threading.enumerate() if each.name == "shm stream reader"])
@@ -305,11 +320,35 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
         left = answers(transport, "5")
         next(left)
         left.close()
-    wait_until(lambda: not cast(Any, transport)._streams.used)
+    wait_until(lambda: not cast(Any, transport)._streaming._in_use)
     assert len(list(answers(transport, "2"))) == 2
     assert service.streams[1:] == [["2"]]
+    assert len({*service.peers}) == 2  # an interrupt may have taken bytes of one that was left
     with pytest.raises(ServerUnavailableError, match="before its last response"):
         list(answers(transport, ""))
+
+
+@pytest.mark.parametrize("slot", ["", "slot"])
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_left_streams_that_go_on_are_cancelled(
+    transport: Transport, service: Service, slot: str, has_threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [answers(transport, "holds", slot=slot) for _ in range(2)]
+    for each in both:
+        next(each)
+    if not has_threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    for each in both:
+        each.close()
+    time.sleep(SOON_S)
+    assert not service.cancelled
+    wait_until(lambda: service.cancelled == 2)
+    monkeypatch.undo()
+    assert len(list(answers(transport, "3", slot=slot))) == 3
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_connection_that_broke_while_idle_is_not_used_and_a_closed_client_leaves_none(service: Service) -> None:

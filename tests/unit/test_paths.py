@@ -120,6 +120,7 @@ def test_a_decision_is_logged_once_until_a_refusal(far_away: PathChooser, caplog
     caplog.set_level("INFO", "shm_backend_utils")
     known, other = model(), model()
     explained(far_away, known)
+    assert caplog.records
     first = explained(far_away, known)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"model 'resize' takes the path inline: {FAR_AWAY} is another machine")

@@ -17,7 +17,6 @@ import pytest
 from shm_backend_utils.client.errors import TimeoutValueError
 from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.client.options import RequestOptions, Tls, check_options, check_timeout
-from shm_backend_utils.client.paths.call import check_sequence_id
 from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.client.transports.http.codec import HttpCodec, HttpMessage
@@ -26,6 +25,8 @@ from shm_backend_utils.errors import CallerError, TensorError, TensorNameError, 
 from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.tensors.values import untyped_array
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
 
 Array = npt.NDArray[Any]
 
@@ -195,10 +196,10 @@ def test_a_header_that_no_protocol_has_is_refused_without_its_value(name: Any, v
 def test_a_sequence_is_named_as_the_models_control_takes_it(dtype: str, taken: Any, refused: Any) -> None:
     control = {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": f"TYPE_{dtype}"}
     batching = {"control_input": [{"name": "ID", "control": [control]}]}
-    spec = ModelSpec.from_config({"name": "m", "sequence_batching": batching})
-    check_sequence_id(spec, RequestOptions(sequence_id=taken))
-    with pytest.raises(CallerError, match=f"sequence_id is {refused!r}, but a control_input of model 'm' has another"):
-        check_sequence_id(spec, RequestOptions(sequence_id=refused))
+    with FakeServer(config("m", sequence_batching=batching)) as server, client_of(server) as client:
+        client.infer("m", {"IN0": VALUES[0]}, sequence_id=taken)
+        with pytest.raises(CallerError, match=f"sequence_id is {refused!r}, but a control_input of model 'm'"):
+            client.infer("m", {"IN0": VALUES[0]}, sequence_id=refused)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ...process import call_after_fork
 from ..errors import deadline_exceeded
 from .conversation import MOST_SENDINGS, Server, Unanswered, translate_handshake
 
-__all__ = ["Connections"]
+__all__ = ["Connection", "Connections"]
 
 _PIECE: Final = 1 << 18  # the most bytes to receive at once, or to join before sending
 _MOST_NEWS: Final = 8  # the most pieces to read from an idle connection before giving it up
@@ -28,9 +28,9 @@ class Connections:
     """The connections of one client for threads. A thread takes the idle one used last, or opens a new one."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._idle: list[_Connection] = []  # a list's pop and append are atomic
-        self._in_use: set[_Connection] = set()
+        self.server = server
+        self._idle: list[Connection] = []  # a list's pop and append are atomic
+        self._in_use: set[Connection] = set()
         self._is_closed = False
         if server.tls is not None:
             server.tls.sslsocket_class = _TlsSocket
@@ -41,39 +41,62 @@ class Connections:
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
         for _ in range(MOST_SENDINGS):
-            connection = self._taken()
-            is_kept = False
+            connection, number = self.begin(request, deadline)
+            conversation, is_kept = connection.conversation, False
             try:
-                self._in_use.add(connection)
-                self._check_is_open()  # an earlier close() did not see this connection
-                if not connection.is_open:
-                    connection.open(deadline)
-                    self._check_is_open()  # a close() while the socket connected may have missed the socket
-                conversation = connection.conversation
-                number = conversation.begin(request, deadline - time.monotonic())
                 while number not in conversation.ended:
                     connection.take_turn(deadline)
                 outcome = conversation.ended.pop(number)
                 is_kept = conversation.has_room and not conversation.failure
-            except TimeoutError:
-                raise deadline_exceeded(self._server.address) from None
             except OSError as error:
-                self._check_is_open()
-                raise self._server.unreachable(error, is_connected=connection.is_open) from None
+                raise self.failure(error, connection) from None
             finally:
-                self._in_use.discard(connection)
-                if is_kept:
-                    self._idle.append(connection)
-                else:  # a late answer must not be taken for the next request's
-                    connection.close()
+                self.end(connection, is_kept)
             if self._is_closed:
-                self.close()
                 raise ClosedError("this client")
             if not isinstance(outcome, Unanswered):
                 return outcome
             if outcome.may_have_begun:
                 break
-        raise self._server.unanswered(outcome)
+        raise self.server.unanswered(outcome)
+
+    def begin(self, request: Any, deadline: float) -> tuple[Connection, int]:
+        """Begin a request; return its connection, for :meth:`end`, and its number there."""
+        try:
+            while (connection := self._idle.pop()).has_news(0) and not connection.is_fit():
+                connection.close()
+        except IndexError:
+            connection = Connection(self.server)
+        try:
+            self._in_use.add(connection)
+            if self._is_closed:  # an earlier close() did not see this connection
+                raise ClosedError("this client")
+            if not connection.is_open:
+                connection.open(deadline)
+                if self._is_closed:  # a close() while the socket connected may have missed the socket
+                    raise ClosedError("this client")
+            return connection, connection.conversation.begin(request, deadline - time.monotonic())
+        except BaseException as error:
+            self.end(connection, False)
+            raise (self.failure(error, connection) if isinstance(error, OSError) else error) from None
+
+    def end(self, connection: Connection, is_kept: bool) -> None:
+        """Keep a connection for the next request, or close it: a late answer must not be taken for another's."""
+        self._in_use.discard(connection)
+        if is_kept:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        if self._is_closed:
+            self.close()
+
+    def failure(self, error: OSError, connection: Connection) -> Exception:
+        """Return the client's error for that of a socket in use."""
+        if isinstance(error, TimeoutError):
+            return deadline_exceeded(self.server.address)
+        if self._is_closed:
+            return ClosedError("this client")
+        return self.server.unreachable(error, is_connected=connection.is_open)
 
     def after_fork(self) -> None:
         """Close the parent's sockets in a forked child: they would keep the connections from ending.
@@ -93,22 +116,8 @@ class Connections:
         for connection in list(self._in_use):
             connection.hang_up()
 
-    def _check_is_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("this client") from None
 
-    def _taken(self) -> _Connection:
-        try:
-            while True:
-                connection = self._idle.pop()
-                if not connection.has_news(0) or connection.is_fit():
-                    return connection
-                connection.close()
-        except IndexError:
-            return _Connection(self._server)
-
-
-class _Connection:
+class Connection:
     """One socket, which does not block, and the conversation over it."""
 
     def __init__(self, server: Server) -> None:

@@ -25,8 +25,11 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.transports import connections
+from shm_backend_utils.client.transports.grpc import streams
+from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import connect, connect_async
 from shm_backend_utils.errors import ClosedError
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import (
     END_HEADERS,
@@ -44,7 +47,11 @@ from tests.unit.wire.peers import (
 )
 
 PATIENCE_S = 10.0
-ANSWER = message(service_pb2.ModelConfigResponse().SerializeToString())
+LAST = {"triton_final_response": service_pb2.InferParameter(bool_param=True)}
+RESPONSE = service_pb2.ModelInferResponse(parameters=LAST)
+ANSWER = message(service_pb2.ModelStreamInferResponse(infer_response=RESPONSE).SerializeToString())
+"""A stream's last one, and any other call's without a known field."""
+ANSWERED = service_pb2.ModelConfigResponse.FromString(ANSWER[5:])
 HEADS = block(HEADERS), block(TRAILERS)
 GOODBYE = frame(7, 0, 0, bytes(8))
 ONE_AT_A_TIME = frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1)))
@@ -52,14 +59,29 @@ Serve = Callable[[socket.socket], None]
 Connect = Callable[[str], Any]
 
 
-@pytest.fixture(params=["threads", "tasks"])
+class OfStreams:
+    """A transport whose calls are streams of one answer."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.codec = inner.codec
+        self.close = inner.close
+
+    def send(self, _: Any, timeout_s: float) -> Any:
+        request = service_pb2.ModelInferRequest()
+        request.parameters[SLOT_PARAMETER].string_param = "slot"
+        assert not list(self._inner.stream(GrpcMessage("ModelStreamInfer", request), timeout_s))
+        return ANSWERED
+
+
+@pytest.fixture(params=["threads", "streams", "tasks"])
 def connected(request: pytest.FixtureRequest) -> Iterator[Connect]:
     ends: list[Callable[[], None]] = []
 
     def connected(url: str) -> Any:
-        transport: Any = connect(url, None) if request.param == "threads" else OnLoop(url)
-        ends.append(transport.close if request.param == "threads" else transport.end)
-        return transport
+        transport: Any = OnLoop(url) if request.param == "tasks" else connect(url, None)
+        ends.append(transport.end if request.param == "tasks" else transport.close)
+        return OfStreams(transport) if request.param == "streams" else transport
 
     yield connected
     for end in ends:
@@ -151,6 +173,7 @@ HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
     "questions without end": (flood(frame(6, 0, 0, bytes(8)) * 1000), DeadlineExceededError),
     "drips": (drip, DeadlineExceededError),
 }
+BEHIND_THE_LAST_RESPONSE = [HOSTILE[what][0] for what in ("hangs up within the answer", "a status of 5000 digits")]
 
 
 @pytest.mark.parametrize(("serve", "expected"), HOSTILE.values(), ids=HOSTILE)
@@ -164,6 +187,9 @@ def test_a_call_ends_by_its_error_in_time(connected: Connect, serve: Serve, expe
     with Listener(counted) as listener:
         transport = connected(listener.url)
         begin = time.monotonic()
+        if isinstance(transport, OfStreams) and serve in BEHIND_THE_LAST_RESPONSE:
+            ask(transport)
+            return
         with pytest.raises(expected) as failure:
             ask(transport, 0.5 if expected is DeadlineExceededError else PATIENCE_S)
         assert type(failure.value) is expected
@@ -178,7 +204,7 @@ def test_calls_that_had_not_begun_are_sent_again(connected: Connect) -> None:
     behaviours = iter([staying(each) for each in (lambda _: GOODBYE, refusal, answer_to)])
     with Listener(lambda connection: next(behaviours)(connection)) as listener:  # noqa: PLW0108  # one for each
         transport = connected(listener.url)
-        assert ask(transport) == service_pb2.ModelConfigResponse()
+        assert ask(transport) == ANSWERED
         assert listener.accepted == 3
 
 
@@ -247,7 +273,7 @@ def test_the_next_address_is_tried_if_one_is_lacked_or_silent(
         with Listener(staying(answer_to)) as listener:
             transport = connected(listener.url.replace("127.0.0.1", "localhost"))
             monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: [lacked, silent, *look_up(*args, **more)])
-            assert ask(transport, 3.0) == service_pb2.ModelConfigResponse()
+            assert ask(transport, 3.0) == ANSWERED
 
 
 def test_a_call_whose_client_is_closed_while_it_connects_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +305,36 @@ def test_a_late_answer_is_nobodys(connected: Connect) -> None:
         transport = connected(listener.url)
         with pytest.raises(DeadlineExceededError):
             ask(transport, 0.2)
-        assert ask(transport) == service_pb2.ModelConfigResponse()
+        assert ask(transport) == ANSWERED
 
 
+def test_pings_are_answered_while_the_user_of_a_stream_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_PINGS_S", 0.05)
+    heard = threading.Event()
+    ping, pong = (frame(6, flags, 0, b"are you?") for flags in (0, 1))
+    first = message(service_pb2.ModelStreamInferResponse().SerializeToString())
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(SETTINGS)
+        stream = requests_of(connection)()
+        rest = answer_to(stream)[len(frame(1, END_HEADERS, stream, HEADS[0])) :]
+        connection.sendall(frame(1, END_HEADERS, stream, HEADS[0]) + frame(0, 0, stream, first) + ping)
+        received = b""
+        while not received.endswith(pong):
+            received += connection.recv(1 << 16)
+        heard.set()
+        connection.sendall(rest)
+
+    with Listener(serve) as listener, contextlib.closing(connect(listener.url, None)) as transport:
+        request = service_pb2.ModelInferRequest()
+        request.parameters[SLOT_PARAMETER].string_param = "slot"
+        answers = transport.stream(GrpcMessage("ModelStreamInfer", request), PATIENCE_S)
+        next(answers)
+        assert heard.wait(PATIENCE_S)
+        assert not list(answers)
+
+
+@pytest.mark.parametrize("connected", ["threads", "tasks"], indirect=True)
 def test_large_requests_wait_for_their_windows(connected: Connect) -> None:
     sizes: list[int] = []
 
@@ -331,6 +384,7 @@ def test_room_that_late_calls_leave_is_used() -> None:
         assert listener.accepted == 2
 
 
+@pytest.mark.parametrize("connected", ["threads", "tasks"], indirect=True)  # a stream's time is for each answer
 def test_without_time_nothing_is_sent(connected: Connect) -> None:
     requests: list[int] = []
     with Listener(staying(counting(requests))) as listener:

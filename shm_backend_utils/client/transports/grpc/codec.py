@@ -11,17 +11,20 @@ from google.protobuf.message import Message
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from ....errors import CallerError
+from ....errors import CallerError, ShmError
 from ....model_spec import BATCH_CARRIER
 from ....protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...errors import translated
 from ...options import RequestOptions
 from ..messages import Codec, InputTensor, Place, Question
+from .http2 import Reply
 
-__all__ = ["GrpcCodec", "GrpcMessage", "Metadata"]
+__all__ = ["GrpcCodec", "GrpcMessage", "Metadata", "refusal"]
 
 Metadata = Sequence[tuple[str, str]] | None
 
 _COMPRESSION: Final = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
+_STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
 _FIELDS: Final = ((bool, "bool_param"), (int, "int64_param"), (float, "double_param"), (str, "string_param"))
 _PROCEDURES: Final[Mapping[Question, str]] = {
     "server live": "ServerLive",
@@ -209,3 +212,8 @@ def _set(parameter: Any, name: str, value: Any) -> None:
                 break
             return
     raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
+
+
+def refusal(reply: Reply, address: str) -> ShmError:
+    """Return the error of a call that has not ended well."""
+    return translated(_STATUS.get(reply.status), reply.details, address)

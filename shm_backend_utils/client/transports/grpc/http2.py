@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 import hpack
@@ -32,9 +32,9 @@ _PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed,
 _MOST: Final = 2**31 - 1  # the largest window and stream number
 _FIRST_WINDOW: Final = 2**16 - 1
 _FRAME_BYTES: Final = 2**14  # the largest frame, unless the receiver allows more
-_REFILL_BYTES: Final = 2**30  # after this many received bytes, allow the server as many more
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_MOST_S: Final = 10**8 - 1  # the longest timeout
 _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
 
 # gRPC's status codes, and those for HTTP's status and for the code of RST_STREAM
@@ -80,9 +80,11 @@ class Http2(Conversation):
     """One connection, as its client. Calls may overlap."""
 
     is_shared = True
+    window: ClassVar[int] = _MOST
+    """How many bytes of an answer the server may send before the client reads any."""
 
     def __init__(self) -> None:
-        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, _MOST))
+        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, self.window))
         self.out: list[bytes | memoryview] = [
             _PREFACE,
             _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings)),
@@ -115,8 +117,9 @@ class Http2(Conversation):
         number = self._next
         self._next = number + 2
         stream = self._streams[number] = _Stream(self._first_window, take)
-        left = math.ceil(timeout_s * 1e6)
-        timeout = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
+        seconds = _MOST_S if take else min(timeout_s, _MOST_S)  # the caller of a stream limits the wait for each answer
+        left = math.ceil(seconds * 1e6)
+        timeout = b"%du" % left if left < 10**8 else b"%dS" % math.ceil(seconds)
         head = b"%b%c%b" % (head, len(timeout), timeout)
         begin = _FRAME.pack(len(head) << 8 | _HEADERS, _END_HEADERS, number)
         prefix = _PREFIX.pack(0, len(message))
@@ -141,7 +144,7 @@ class Http2(Conversation):
             return
         try:
             self._rest = self._receive_frames(self._rest + data)
-            if self._refill >= _REFILL_BYTES:
+            if self._refill > self.window // 2:
                 self._refill_windows()
         except (_BrokenError, struct.error, IndexError, ValueError, hpack.HPACKError) as error:
             is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import queue
 import re
 import select
 import threading
 import urllib.parse
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,6 @@ from ....errors import CallerError, ClosedError, ShmError
 from ....memory.descriptors import translate_os_errors
 from ....process import call_after_fork, never_destroy, owners_of_kind
 from ....protocol.parameters import SLOT_PARAMETER
-from ....protocol.spans import MAX_FRAMES
 from ...errors import deadline_exceeded, proxy_for, translated, unavailable
 from ...options import Tls
 from ..aio_connections import AsyncConnections
@@ -34,9 +31,10 @@ from ..connections import Connections
 from ..conversation import Server
 from ..messages import Codec
 from ..transport import AsyncTransport, Transport
-from .codec import GrpcCodec, GrpcMessage, Metadata
+from .aio_streams import AsyncStreams
+from .codec import GrpcCodec, GrpcMessage, Metadata, refusal
 from .http2 import Http2, Request
-from .streams import AHEAD, AsyncStreams, Reading, StreamRequest, Streams, Take
+from .streams import DRAIN_S, ChannelReading, Http2OfStreams, Reading, SocketReading, Streams
 
 __all__ = ["CHANNEL_OPTIONS", "AsyncGrpcTransport", "GrpcAddress", "GrpcTransport", "head_of", "tls_credentials"]
 
@@ -103,8 +101,6 @@ def _content(file: str | None) -> bytes | None:
 _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton then marks a stream's end, even without an answer
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
-_STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
-_NO_END_S: Final = 1e8
 _MOST_BYTES: Final = 1 << 18
 """grpcio carries larger requests, for which it is faster."""
 
@@ -123,12 +119,14 @@ class _Grpc:
 class GrpcTransport(_Grpc, Transport):
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         super().__init__(address, complete)
-        self._connections = None if self.codec.needs_grpcio else Connections(address.server())
+        self._connections = self._streaming = None
+        if not self.codec.needs_grpcio:
+            self._connections = Connections(address.server())
+            self._streaming = Connections(address.server()._replace(conversation=Http2OfStreams))
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._streams = Streams()
-        self._idle: list[Connections] = []  # connections of streams that have ended
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -137,10 +135,10 @@ class GrpcTransport(_Grpc, Transport):
                 content = request.SerializeToString()
                 if len(content) <= _MOST_BYTES:
                     head, read = self._way_of(procedure)
-                    status, details, answer = self._connections.call(Request(head, content), timeout_s)
-                    if status:
-                        raise translated(_STATUS.get(status), details, self.address)
-                    return read(answer)
+                    reply = self._connections.call(Request(head, content), timeout_s)
+                    if reply.status:
+                        raise refusal(reply, self.address)
+                    return read(reply.message)
             call = getattr(self._service(), procedure)
             return call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except Exception as error:
@@ -148,53 +146,41 @@ class GrpcTransport(_Grpc, Transport):
 
     def stream(self, message: GrpcMessage, timeout_s: float) -> Generator[Any, None, None]:
         message.request.parameters[_ALWAYS_ENDED].bool_param = True
-        owner, is_over = os.getpid(), False
+        owner, is_over, has_ended = os.getpid(), False, False
+        reading: Reading | None = None
         try:
-            reading = Reading(self._stream_request(message), self._streams)
-        except Exception as error:
-            raise _error(error, self.address, self._is_closed) from None
-        try:
+            reading = self._reading(message)
             self._streams.begin(reading)
-            while not is_over:
-                try:
-                    answer = reading.answers.get(timeout=timeout_s)
-                except queue.Empty:
-                    raise deadline_exceeded() from None
-                if answer is None:
-                    raise ClosedError("this client") if self._is_closed else unavailable(self.address, _ENDED)
-                if isinstance(answer, BaseException):
-                    raise _error(answer, self.address, self._is_closed) from None
-                reading.wanted.put(True)
+            while (answer := reading.take(DRAIN_S if is_over else timeout_s)) is not None:
+                if is_over:
+                    continue  # messages behind the last response are dropped
                 response = _response(answer, self.address)
                 is_over = _IS_LAST in response.parameters and response.parameters[_IS_LAST].bool_param
                 if response.outputs or not is_over:
                     yield response
+            has_ended = True
+            if not is_over:
+                raise ClosedError("this client") if self._is_closed else unavailable(self.address, _ENDED)
+        except Exception as error:
+            if not is_over:
+                raise _error(error, self.address, self._is_closed) from None
         finally:
-            if is_over:
-                reading.wanted.put(False)  # messages behind the last response are dropped
-            elif os.getpid() == owner:  # a forked child must not speak on its parent's connection
-                reading.leave()
+            if has_ended:
+                self._streams.used.discard(reading)
+            elif reading is not None and os.getpid() == owner:  # a child must not speak on its parent's connection
+                self._streams.leave(reading)
 
-    def _stream_request(self, message: GrpcMessage) -> StreamRequest:
+    def _reading(self, message: GrpcMessage) -> Reading:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        is_in_ring = SLOT_PARAMETER in request.parameters  # without a ring, only grpcio's windows limit unread messages
-        if self._connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
-            answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-            return StreamRequest(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
+        is_in_ring = SLOT_PARAMETER in request.parameters  # without a ring, answers are large: grpcio is faster
+        if self._streaming is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
+            call = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+            return ChannelReading(call)
         if self._is_closed:
             raise ClosedError("this client")
-        with self._lock:
-            connections = self._idle.pop() if self._idle else Connections(self._grpc_address.server())
-        head, read_answer = self._way_of("ModelStreamInfer")
-
-        def read(take: Take) -> None:
-            request = Request(head, content, lambda answer: take(read_answer(answer)))
-            status, details, _ = connections.call(request, _NO_END_S)
-            if status:
-                raise translated(_STATUS.get(status), details, self.address)
-
-        return StreamRequest(MAX_FRAMES, read, connections.close, lambda: self._idle.append(connections))
+        head, read = self._way_of("ModelStreamInfer")
+        return SocketReading(self._streaming, head, content, read)
 
     def close(self) -> None:
         self._is_closed = True
@@ -202,8 +188,8 @@ class GrpcTransport(_Grpc, Transport):
             if self._connections is not None:
                 self._connections.close()
             self._streams.close()
-            for connections in self._idle:
-                connections.close()
+            if self._streaming is not None:
+                self._streaming.close()
         finally:
             with self._lock:
                 if self._channel is not None:
@@ -236,10 +222,10 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 content = request.SerializeToString()
                 if len(content) <= _MOST_BYTES:
                     head, read = self._way_of(procedure)
-                    status, details, answer = await self._connections.call(Request(head, content), timeout_s)
-                    if status:
-                        raise translated(_STATUS.get(status), details, self.address)
-                    return read(answer)
+                    reply = await self._connections.call(Request(head, content), timeout_s)
+                    if reply.status:
+                        raise refusal(reply, self.address)
+                    return read(reply.message)
             call = getattr(self._service(), procedure)
             return await call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except asyncio.CancelledError:
