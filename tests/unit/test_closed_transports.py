@@ -89,6 +89,8 @@ def connected(request: pytest.FixtureRequest, server: HoldingServer) -> Iterator
         yield connected
 
 
+by_both = pytest.mark.parametrize("slot", ["", "slot"], ids=["grpcio", "sockets"])
+"""With a slot's parameter, a stream of threads goes over the client's own sockets."""
 over_grpc = pytest.mark.parametrize("protocol", ["grpc"])
 
 
@@ -98,12 +100,14 @@ def ask(transport: Transport, model: str = "any") -> Any:
 
 def stream(transport: Transport, model: str = "any", slot: str = "") -> Generator[Any, None, None]:
     request = service_pb2.ModelInferRequest(model_name=model)
-    if slot:  # then its answers come over one of the client's own sockets
+    if slot:
         request.parameters[SLOT_PARAMETER].string_param = slot
     return transport.stream(GrpcMessage("ModelStreamInfer", request), PATIENCE_S)
 
 
-def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connected: Callable[[], Transport]) -> None:
+def test_calls_under_way_at_close_or_sent_after_it_raise_closed_error(
+    server: HoldingServer, connected: Callable[[], Transport]
+) -> None:
     transport = connected()
     ask(transport)
     with ThreadPoolExecutor(1) as thread:
@@ -117,10 +121,8 @@ def test_what_waits_at_the_end_or_is_sent_after_it(server: HoldingServer, connec
 
 
 @over_grpc
-@pytest.mark.parametrize("slot", ["", "slot"])
-def test_a_stream_that_waits_for_its_next_answer(
-    server: HoldingServer, connected: Callable[[], Transport], slot: str
-) -> None:
+@by_both
+def test_close_ends_a_stream_that_waits(server: HoldingServer, connected: Callable[[], Transport], slot: str) -> None:
     transport = connected()
     answers = stream(transport, HELD, slot)
     next(answers)
@@ -135,7 +137,7 @@ def test_a_stream_that_waits_for_its_next_answer(
 
 
 @pytest.mark.usefixtures("switching_often")
-def test_at_any_moment(server: HoldingServer, connected: Callable[[], Transport]) -> None:
+def test_close_at_any_moment_raises_closed_error(server: HoldingServer, connected: Callable[[], Transport]) -> None:
     uses: list[Callable[[Transport], Any]] = [ask, ask]
     if server.url.startswith("grpc"):
         uses += [lambda transport: list(stream(transport)), lambda transport: list(stream(transport, slot="slot"))]
@@ -155,7 +157,7 @@ def test_at_any_moment(server: HoldingServer, connected: Callable[[], Transport]
 
 @over_grpc
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_what_grpc_does_not_begin_has_ended_if_it_was_closed(server: HoldingServer, is_closed: bool) -> None:
+def test_grpcs_error_for_a_closed_channel_is_a_closed_error(server: HoldingServer, is_closed: bool) -> None:
     """GRPC looks twice whether its channel is open, and has a text for each."""
     transport = cast(Any, connect(server.url, None))
 
@@ -164,7 +166,7 @@ def test_what_grpc_does_not_begin_has_ended_if_it_was_closed(server: HoldingServ
             transport.close()
         raise ValueError("Cannot invoke RPC: Channel closed!" if is_closed else "metadata was invalid")
 
-    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=begin)
+    transport._service = lambda: SimpleNamespace(ModelStreamInfer=begin)
     with CLOSED if is_closed else pytest.raises(ValueError, match="metadata was invalid"):
         next(stream(transport))
     transport.close()
@@ -257,7 +259,7 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
         wait_until(lambda: not cast(Any, transport)._streams.used)
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
-    assert len(cast(Any, transport)._streaming._idle) == (metadata is None)
+    assert len(cast(Any, transport)._stream_connections._idle) == (metadata is None)
     service.further = 200  # responses behind the last one, which are nobody's
     assert len(list(answers(transport, "3", metadata))) == 3
     wait_until(lambda: not cast(Any, transport)._streams.used)
@@ -267,7 +269,7 @@ def test_callers_at_once_have_a_connection_each(transport: Transport, service: S
     both = [answers(transport, "9") for _ in range(2)]
     assert [next(each).id for each in both] == ["9", "9"]
     assert [len(list(each)) for each in both] == [8, 8]
-    wait_until(lambda: len(cast(Any, transport)._streaming._idle) == 2)
+    wait_until(lambda: len(cast(Any, transport)._stream_connections._idle) == 2)
     assert len({*service.peers}) == 2
 
 
@@ -280,7 +282,7 @@ def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(transport: 
     assert len(list(taken)) == 8
 
 
-@pytest.mark.parametrize("slot", ["", "slot"])
+@by_both
 def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, slot: str) -> None:
     service.content = bytes(2**20)
     options = ("grpc.keepalive_time_ms", 7_200_000), ("grpc.keepalive_timeout_ms", 1000)  # Triton has these, and 20 s
@@ -320,7 +322,7 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
         left = answers(transport, "5")
         next(left)
         left.close()
-    wait_until(lambda: not cast(Any, transport)._streaming._in_use)
+    wait_until(lambda: not cast(Any, transport)._stream_connections.in_use)
     assert len(list(answers(transport, "2"))) == 2
     assert service.streams[1:] == [["2"]]
     assert len({*service.peers}) == 2  # an interrupt may have taken bytes of one that was left
@@ -328,7 +330,7 @@ def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: 
         list(answers(transport, ""))
 
 
-@pytest.mark.parametrize("slot", ["", "slot"])
+@by_both
 @pytest.mark.parametrize("has_threads", [True, False])
 def test_left_streams_that_go_on_are_cancelled(
     transport: Transport, service: Service, slot: str, has_threads: bool, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +339,7 @@ def test_left_streams_that_go_on_are_cancelled(
     for each in both:
         next(each)
     if not has_threads:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(threading.Thread, "start", no_thread_starts)
     for each in both:
         each.close()
     time.sleep(SOON_S)
@@ -347,7 +349,7 @@ def test_left_streams_that_go_on_are_cancelled(
     assert len(list(answers(transport, "3", slot=slot))) == 3
 
 
-def refuse(_: threading.Thread) -> None:
+def no_thread_starts(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 

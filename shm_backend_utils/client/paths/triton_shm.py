@@ -61,7 +61,7 @@ class InlineCall(Call):
         """Return a response's outputs, without those that the response lacks."""
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
-        for name in self.layout.requested or spec.outputs:
+        for name in spec.outputs:
             described = self.codec.output_of(response, name)
             if described is None:
                 continue

@@ -187,7 +187,7 @@ class _Connection(asyncio.Protocol):
 
     def is_fit(self) -> bool:
         conversation = self.conversation
-        return conversation.has_room and not (conversation.failure or self._transport.is_closing())
+        return conversation.has_room and not self._transport.is_closing()
 
     def is_full(self) -> bool:
         """Return whether requests that are under way leave no room for another."""

@@ -15,7 +15,7 @@ from ...process import call_after_fork
 from ..errors import deadline_exceeded
 from .conversation import MOST_SENDINGS, Server, Unanswered, translate_handshake
 
-__all__ = ["Connection", "Connections"]
+__all__ = ["Connections", "Exchange"]
 
 _PIECE: Final = 1 << 18  # the most bytes to receive at once, or to join before sending
 _MOST_NEWS: Final = 8  # the most pieces to read from an idle connection before giving it up
@@ -25,99 +25,129 @@ _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connections:
-    """The connections of one client for threads. A thread takes the idle one used last, or opens a new one."""
+    """The connections to one server for threads. A thread takes the idle one used last, or opens a new one."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._idle: list[Connection] = []  # a list's pop and append are atomic
-        self._in_use: set[Connection] = set()
-        self._is_closed = False
+        self.is_closed = False
+        self._idle: list[_Connection] = []  # a list's pop and append are atomic
+        self.in_use: set[_Connection] = set()
         if server.tls is not None:
             server.tls.sslsocket_class = _TlsSocket
         call_after_fork(self)
 
     def call(self, request: Any, timeout_s: float) -> Any:
-        """Return the answer to a request, as :meth:`.Transport.send`; resend a request that certainly has not begun."""
+        """Return the answer to a request, as :meth:`.Transport.send`."""
         deadline = time.monotonic() + timeout_s
-        outcome: Any = None
-        for _ in range(MOST_SENDINGS):
-            connection, number = self.begin(request, deadline)
-            conversation, is_kept = connection.conversation, False
-            try:
-                while number not in conversation.ended:
-                    connection.take_turn(deadline)
-                outcome = conversation.ended.pop(number)
-                is_kept = conversation.has_room and not conversation.failure
-            except OSError as error:
-                raise self.failure(error, connection) from None
-            finally:
-                self.end(connection, is_kept)
-            if self._is_closed:
-                raise ClosedError("this client")
-            if not isinstance(outcome, Unanswered):
-                return outcome
-            if outcome.may_have_begun:
-                break
-        raise self.server.unanswered(outcome)
+        exchange = Exchange(self, request)
+        try:
+            while (answer := exchange.turn(deadline)) is None:
+                pass
+            return answer
+        finally:
+            exchange.end()
 
-    def begin(self, request: Any, deadline: float) -> tuple[Connection, int]:
-        """Begin a request; return its connection, for :meth:`end`, and its number there."""
+    def taken(self) -> _Connection:
+        """Return an idle connection, or a new one."""
         try:
             while (connection := self._idle.pop()).has_news(0) and not connection.is_fit():
                 connection.close()
         except IndexError:
-            connection = Connection(self.server)
-        try:
-            self._in_use.add(connection)
-            if self._is_closed:  # an earlier close() did not see this connection
-                raise ClosedError("this client")
-            if not connection.is_open:
-                connection.open(deadline)
-                if self._is_closed:  # a close() while the socket connected may have missed the socket
-                    raise ClosedError("this client")
-            return connection, connection.conversation.begin(request, deadline - time.monotonic())
-        except BaseException as error:
-            self.end(connection, False)
-            raise (self.failure(error, connection) if isinstance(error, OSError) else error) from None
+            return _Connection(self.server)
+        return connection
 
-    def end(self, connection: Connection, is_kept: bool) -> None:
-        """Keep a connection for the next request, or close it: a late answer must not be taken for another's."""
-        self._in_use.discard(connection)
-        if is_kept:
-            self._idle.append(connection)
-        else:
-            connection.close()
-        if self._is_closed:
+    def give_back(self, connection: _Connection) -> None:
+        self.in_use.discard(connection)
+        self._idle.append(connection)
+        if self.is_closed:
             self.close()
 
-    def failure(self, error: OSError, connection: Connection) -> Exception:
-        """Return the client's error for that of a socket in use."""
-        if isinstance(error, TimeoutError):
-            return deadline_exceeded(self.server.address)
-        if self._is_closed:
-            return ClosedError("this client")
-        return self.server.unreachable(error, is_connected=connection.is_open)
+    def drop(self, connection: _Connection) -> None:
+        self.in_use.discard(connection)
+        connection.close()
 
     def after_fork(self) -> None:
         """Close the parent's sockets in a forked child: they would keep the connections from ending.
 
         A call that the forking thread was making fails there as if the connection had broken.
         """
-        for connection in [*self._idle, *self._in_use]:
+        for connection in [*self._idle, *self.in_use]:
             connection.close()
         self._idle.clear()
 
     def close(self) -> None:
         """Close the connections; hang up on those in use, whose threads close them. Twice is fine."""
-        self._is_closed = True
+        self.is_closed = True
         with contextlib.suppress(IndexError):  # pop raises it if the list is empty: other threads pop, too
             while True:
                 self._idle.pop().close()
-        for connection in list(self._in_use):
+        for connection in list(self.in_use):
             connection.hang_up()
 
 
-class Connection:
+class Exchange:
+    """A request, and its answer, over one connection; over another one if the request certainly has not begun."""
+
+    __slots__ = ("_connection", "_connections", "_number", "_request", "_sendings")
+
+    def __init__(self, connections: Connections, request: Any) -> None:
+        self._connections = connections
+        self._request = request
+        self._connection: Any = None
+        self._number = 0  # of the request on its connection
+        self._sendings = 0
+
+    def turn(self, deadline: float) -> Any:
+        """Send and receive once, or return the answer that has come. Call :meth:`end` after the last turn."""
+        connections, connection = self._connections, self._connection
+        try:
+            if connection is None:
+                connection = self._connection = connections.taken()
+                connections.in_use.add(connection)
+                if not connection.is_open:
+                    connection.open(deadline)
+                if connections.is_closed:  # close() may have missed this connection, or its socket
+                    raise ClosedError("this client")
+                self._number = connection.conversation.begin(self._request, deadline - time.monotonic())
+                self._sendings += 1
+            ended = connection.conversation.ended
+            if self._number not in ended:
+                connection.take_turn(deadline)
+                return None
+        except TimeoutError:
+            raise deadline_exceeded(connections.server.address) from None
+        except OSError as error:
+            if connections.is_closed:
+                raise ClosedError("this client") from None
+            raise connections.server.unreachable(error, is_connected=connection.is_open) from None
+        outcome = ended.pop(self._number)
+        if connection.conversation.has_room:
+            connections.give_back(connection)
+            self._connection, self._number = None, 0
+        self.end()
+        if connections.is_closed:
+            raise ClosedError("this client")
+        if not isinstance(outcome, Unanswered):
+            return outcome
+        if outcome.may_have_begun or self._sendings == MOST_SENDINGS:
+            raise connections.server.unanswered(outcome)
+        return None
+
+    def read(self, deadline: float) -> bool:
+        """Send and receive once, if the answer has not come; return whether it had not."""
+        is_under_way = self._number > 0 and self._number not in self._connection.conversation.ended
+        if is_under_way:
+            self._connection.take_turn(deadline)
+        return is_under_way
+
+    def end(self) -> None:
+        """Drop the connection of an exchange without an answer: a late one must not be taken for another's."""
+        if self._connection is not None:
+            connection, self._connection, self._number = self._connection, None, 0
+            self._connections.drop(connection)
+
+
+class _Connection:
     """One socket, which does not block, and the conversation over it."""
 
     def __init__(self, server: Server) -> None:
@@ -157,7 +187,7 @@ class Connection:
             except OSError:
                 break
             if not self.has_news(0):
-                return self.conversation.has_room and not self.conversation.failure
+                return self.conversation.has_room
         return False
 
     def take_turn(self, deadline: float) -> None:

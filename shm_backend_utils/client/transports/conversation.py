@@ -75,7 +75,7 @@ class Server(NamedTuple):
 
     def check_takes_requests(self, conversation: Conversation) -> None:
         """Raise ServerUnavailableError if a new connection takes no requests."""
-        if conversation.failure or not conversation.has_room:
+        if not conversation.has_room:
             raise unavailable(self.address, conversation.failure or "failed to connect: it takes no requests")
 
     def unanswered(self, outcome: Unanswered) -> Exception:

@@ -51,7 +51,7 @@ class Codec(ABC):
     address: str = ""
     """The server's address with its scheme; empty for a server that has none, and whose processes are not visible."""
     needs_grpcio: str | None = None
-    """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if neither does."""
+    """Why grpcio carries all calls; empty if this client's sockets carry most, None if neither does."""
 
     reads_plain_outputs: ClassVar[bool] = False
     inline_bytes: ClassVar[int]

@@ -53,6 +53,15 @@ def test_the_table_counts_before_tensors_and_a_transposed_output_is_copied(open_
     assert client.output("Y").tolist() == [[1, 3], [2, 4]]
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 2), ()])
+def test_an_output_of_another_shape_than_the_models_is_refused(
+    open_session: Open, client: Client, shape: tuple[int, ...]
+) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    infer: Infer = lambda call: call.output("Y", shape, np.float32)  # noqa: E731
+    assert "'Y' has shape" in message_of(serve(open_session, request, infer, outputs=[tensor("Y", dims=[4])]))
+
+
 def test_room_for_an_output_that_is_not_wanted_stays_unused(open_session: Open, client: Client) -> None:
     def infer(call: Call) -> None:
         for number, name in enumerate("ZY", 1):

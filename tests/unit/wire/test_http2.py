@@ -274,7 +274,7 @@ def test_questions_of_the_peer_are_answered_and_what_it_may_send_is_renewed(monk
     conversation = begun()
     conversation.receive(frame(6, 0, 0, b"12345678") + SETTINGS + frame(6, 1, 0, bytes(8)) + frame(4, 1, 0))
     assert sent_by(conversation) == frame(6, 1, 0, b"12345678") + frame(4, 1, 0)
-    monkeypatch.setattr(Http2, "window", 71_999)
+    monkeypatch.setattr(Http2, "receive_window", 71_999)
     conversation = begun(2)
     data = message(bytes(60_000))[:12_000]
     conversation.receive(headers(*HEADERS) + frame(0, 0, 1, data) + frame(0, 0, 1, bytes(12_000)) * 2)

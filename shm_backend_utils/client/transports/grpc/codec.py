@@ -19,7 +19,7 @@ from ...options import RequestOptions
 from ..messages import Codec, InputTensor, Place, Question
 from .http2 import Reply
 
-__all__ = ["GrpcCodec", "GrpcMessage", "Metadata", "refusal"]
+__all__ = ["GrpcCodec", "GrpcMessage", "Metadata", "error_of"]
 
 Metadata = Sequence[tuple[str, str]] | None
 
@@ -214,6 +214,6 @@ def _set(parameter: Any, name: str, value: Any) -> None:
     raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
 
 
-def refusal(reply: Reply, address: str) -> ShmError:
-    """Return the error of a call that has not ended well."""
+def error_of(reply: Reply, address: str) -> ShmError:
+    """Return the error for a reply whose status is not 0."""
     return translated(_STATUS.get(reply.status), reply.details, address)

@@ -80,11 +80,11 @@ class Http2(Conversation):
     """One connection, as its client. Calls may overlap."""
 
     is_shared = True
-    window: ClassVar[int] = _MOST
+    receive_window: ClassVar[int] = _MOST
     """How many bytes of an answer the server may send before the client reads any."""
 
     def __init__(self) -> None:
-        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, self.window))
+        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, self.receive_window))
         self.out: list[bytes | memoryview] = [
             _PREFACE,
             _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings)),
@@ -110,7 +110,7 @@ class Http2(Conversation):
 
     @property
     def has_room(self) -> bool:
-        return not self._is_going and len(self._streams) < self._most_streams and self._next <= _MOST
+        return not (self.failure or self._is_going) and len(self._streams) < self._most_streams and self._next <= _MOST
 
     def begin(self, request: Request, timeout_s: float) -> int:
         head, message, take = request
@@ -144,7 +144,7 @@ class Http2(Conversation):
             return
         try:
             self._rest = self._receive_frames(self._rest + data)
-            if self._refill > self.window // 2:
+            if self._refill > self.receive_window // 2:
                 self._refill_windows()
         except (_BrokenError, struct.error, IndexError, ValueError, hpack.HPACKError) as error:
             is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)

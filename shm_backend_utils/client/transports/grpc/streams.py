@@ -1,4 +1,4 @@
-"""Streams of answers for threads. Each is read for a moment after its user has left it.
+"""Streams of answers for threads. The user's thread reads its own socket; another thread reads what grpcio carries.
 
 Triton 2.51 and 2.73 crash when a stream is cancelled while a response is written, once in some 20 to 200 times. Most
 streams end by themselves soon, and those that do not have long pauses between responses. So a stream is cancelled only
@@ -19,31 +19,33 @@ from typing import Any, Final
 
 from ....errors import ClosedError
 from ...errors import deadline_exceeded
-from ..connections import Connection, Connections
-from ..conversation import MOST_SENDINGS, Unanswered
-from .codec import refusal
+from ..connections import Connections, Exchange
+from .codec import error_of
 from .http2 import Http2, Reply, Request
 
-__all__ = ["AHEAD", "DRAIN_S", "ChannelReading", "Http2OfStreams", "Reading", "SocketReading", "Streams"]
+__all__ = ["AHEAD", "DRAIN_S", "ChannelReading", "Reading", "SocketReading", "StreamingHttp2", "Streams"]
 
 AHEAD: Final = 2
-"""When one more answer than this waits for the user, grpcio's reader pauses, and so does the server."""
+"""When one more answer than this waits for the user, the thread that reads pauses, and so does the server."""
 DRAIN_S: Final = 1.0
 _PINGS_S: Final = 5.0
 """How often to answer the server's pings while users pause. Triton hangs up after 20 seconds without an answer."""
-_MOMENT_S: Final = 1e-3
+_MOMENT_S: Final = 1e-3  # how long answering pings may delay the user's thread
 
 
 class Reading(ABC):
     """A call with several answers."""
 
     @abstractmethod
-    def take(self, timeout_s: float) -> Any:
-        """Return the next answer, None at the call's end; ClosedError if another thread has ended it."""
+    def next_answer(self, timeout_s: float) -> Any:
+        """Return the next answer, None at the call's end; ClosedError if another thread has ended the call."""
 
     @abstractmethod
     def end(self) -> None:
-        """Drop further answers; cancel the call if it has not ended after ``DRAIN_S``. Twice is fine."""
+        """Drop further answers; cancel the call if it has not ended after ``DRAIN_S``. Twice is fine.
+
+        If its user waits for an answer all the time, closing the connections cancels it.
+        """
 
     @abstractmethod
     def answer_pings(self) -> None:
@@ -61,7 +63,7 @@ class ChannelReading(Reading):
         self._call = call
         self._thread = threading.Thread(target=self._read, name="shm stream reader", daemon=True)
 
-    def take(self, timeout_s: float) -> Any:
+    def next_answer(self, timeout_s: float) -> Any:
         if self._thread.ident is None:
             self._thread.start()
         try:
@@ -97,47 +99,46 @@ class ChannelReading(Reading):
             self.answers.put(error)
 
 
-class Http2OfStreams(Http2):
-    """As many unread bytes as a socket holds: Triton hangs up if the client's has been full for 20 seconds."""
+class StreamingHttp2(Http2):
+    """HTTP/2 whose unread answers fit a socket's buffer: Triton hangs up once that has been full for 20 seconds."""
 
-    window = 2**16 - 1
+    receive_window = 2**16 - 1
 
 
 class SocketReading(Reading):
     """A call over one of the client's own sockets. The user's thread reads it, as waking another one takes longer."""
 
     def __init__(self, connections: Connections, head: bytes, message: bytes, read: Callable[[bytes], Any]) -> None:
-        self._connections = connections
+        self._address = connections.server.address
         self._read = read
         self._received: deque[bytes] = deque()
-        self._request = Request(head, message, self._received.append)
-        self._sendings = 0
-        self._connection: Connection | None = None  # while the call is under way
-        self._number = 0
+        self._exchange = Exchange(connections, Request(head, message, self._received.append))
+        self._reply: Reply | None = None
         self._lock = threading.Lock()  # one thread reads
         self._is_left = False
 
-    def take(self, timeout_s: float) -> Any:
+    def next_answer(self, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            while not (self._received or self._is_left):
-                outcome = self._turn(deadline)
-                if outcome is not None and not self._is_left and not self._is_to_resend(outcome):
-                    return None
+            while not (self._received or self._reply or self._is_left):
+                self._reply = self._exchange.turn(deadline)
             if self._is_left:
                 raise ClosedError("this client")
-            return self._read(self._received.popleft())
+            if self._received:
+                return self._read(self._received.popleft())
+            if self._reply and self._reply.status:
+                raise error_of(self._reply, self._address)
+            return None
 
     def end(self) -> None:
         self._is_left = True
         deadline = time.monotonic() + DRAIN_S
-        if self._lock.acquire(timeout=DRAIN_S):  # else its user waits for an answer, until the connections are closed
+        if self._lock.acquire(timeout=DRAIN_S):
             try:
-                with contextlib.suppress(Exception):
-                    while self._connection is not None:
+                with contextlib.suppress(OSError):
+                    while self._exchange.read(deadline):
                         self._received.clear()
-                        self._turn(deadline)
-                self._give_back(is_kept=False)
+                self._exchange.end()
             finally:
                 self._lock.release()
 
@@ -145,46 +146,15 @@ class SocketReading(Reading):
         if self._lock.acquire(blocking=False):
             deadline = time.monotonic() + _MOMENT_S
             try:
-                with contextlib.suppress(OSError):  # the user will meet it, unless time is up
-                    while self._connection is not None and self._number not in self._connection.conversation.ended:
-                        self._connection.take_turn(deadline)
+                with contextlib.suppress(OSError):  # if it is not the deadline's, the user's thread meets it
+                    while self._exchange.read(deadline):
+                        pass
             finally:
                 self._lock.release()
 
-    def _turn(self, deadline: float) -> Reply | Unanswered | None:
-        """Read what comes next; return how the call has ended, once it has."""
-        if self._connection is None:
-            self._connection, self._number = self._connections.begin(self._request, deadline)
-            self._sendings += 1
-        connection, conversation = self._connection, self._connection.conversation
-        try:
-            if self._number not in conversation.ended:
-                connection.take_turn(deadline)
-                return None
-        except OSError as error:
-            raise self._connections.failure(error, connection) from None
-        outcome: Reply | Unanswered = conversation.ended.pop(self._number)
-        self._give_back(is_kept=not self._is_left and conversation.has_room and not conversation.failure)
-        return outcome
-
-    def _is_to_resend(self, outcome: Reply | Unanswered) -> bool:
-        """Return whether the request certainly has not begun; raise its error, if it has one."""
-        if isinstance(outcome, Reply):
-            if outcome.status:
-                raise refusal(outcome, self._connections.server.address)
-            return False
-        if outcome.may_have_begun or self._sendings == MOST_SENDINGS:
-            raise self._connections.server.unanswered(outcome)
-        return True
-
-    def _give_back(self, is_kept: bool) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._connections.end(connection, is_kept)
-
 
 class Streams:
-    """The streams of one connection. A thread ends those that their users have left."""
+    """The streams of one transport. A thread answers pings for them, and ends those that their users have left."""
 
     def __init__(self) -> None:
         self.used: set[Reading] = set()
@@ -192,12 +162,10 @@ class Streams:
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._left.put, None).atexit = False
 
-    def begin(self, reading: Reading) -> None:
-        """Call :meth:`leave` afterwards, even if this raises."""
+    def add(self, reading: Reading) -> None:
+        """Look after a stream until it is left, or has ended and is discarded from ``used``."""
         if self._thread is None:
-            thread = threading.Thread(
-                target=_look_after, args=(self.used, self._left), name="shm stream drain", daemon=True
-            )
+            thread = threading.Thread(target=_look_after, args=(self.used, self._left), name="shm streams", daemon=True)
             thread.start()
             self._thread = thread
         self.used.add(reading)
@@ -208,7 +176,7 @@ class Streams:
         self._left.put(reading)
 
     def close(self) -> None:
-        """Leave every stream, and wait until all have ended or were cancelled. Their users get a ClosedError."""
+        """Leave every stream, and wait until :meth:`.Reading.end` has ended them. Their users get a ClosedError."""
         for reading in list(self.used):
             self.leave(reading)
         self._left.put(None)
@@ -223,8 +191,9 @@ def _look_after(used: set[Reading], left: queue.SimpleQueue[Reading | None]) -> 
         try:
             reading = left.get(timeout=_PINGS_S)
         except queue.Empty:
-            for each in list(used):
-                each.answer_pings()
+            for reading in list(used):
+                reading.answer_pings()
+            reading = None  # this thread must not keep it
             continue
         if reading is None:
             break

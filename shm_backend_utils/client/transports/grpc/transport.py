@@ -32,9 +32,9 @@ from ..conversation import Server
 from ..messages import Codec
 from ..transport import AsyncTransport, Transport
 from .aio_streams import AsyncStreams
-from .codec import GrpcCodec, GrpcMessage, Metadata, refusal
+from .codec import GrpcCodec, GrpcMessage, Metadata, error_of
 from .http2 import Http2, Request
-from .streams import DRAIN_S, ChannelReading, Http2OfStreams, Reading, SocketReading, Streams
+from .streams import DRAIN_S, ChannelReading, Reading, SocketReading, StreamingHttp2, Streams
 
 __all__ = ["CHANNEL_OPTIONS", "AsyncGrpcTransport", "GrpcAddress", "GrpcTransport", "head_of", "tls_credentials"]
 
@@ -69,7 +69,7 @@ class GrpcAddress:
         return module.secure_channel(self.target, self.credentials, options=self.options)
 
     def needs_grpcio(self) -> str:
-        """Return why unary calls go over a channel of grpcio; empty if they go over this client's own sockets."""
+        """Return why grpcio carries all calls; empty if this client's own sockets carry most."""
         if self.credentials is not None:
             return "TLS"
         if self.options is not CHANNEL_OPTIONS:
@@ -79,9 +79,9 @@ class GrpcAddress:
         proxy = proxy_for(str(self))
         return f"the proxy in the environment variable {proxy}" if proxy else ""
 
-    def server(self) -> Server:
+    def server(self, conversation: type[Http2]) -> Server:
         place = urllib.parse.urlsplit(f"//{self.target}")
-        return Server(place.hostname or "", place.port or 0, str(self), Http2)
+        return Server(place.hostname or "", place.port or 0, str(self), conversation)
 
     def __str__(self) -> str:
         return f"{'grpc' if self.credentials is None else 'grpcs'}://{self.target}"
@@ -119,10 +119,10 @@ class _Grpc:
 class GrpcTransport(_Grpc, Transport):
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         super().__init__(address, complete)
-        self._connections = self._streaming = None
+        self._connections = self._stream_connections = None
         if not self.codec.needs_grpcio:
-            self._connections = Connections(address.server())
-            self._streaming = Connections(address.server()._replace(conversation=Http2OfStreams))
+            self._connections = Connections(address.server(Http2))
+            self._stream_connections = Connections(address.server(StreamingHttp2))
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
@@ -137,7 +137,7 @@ class GrpcTransport(_Grpc, Transport):
                     head, read = self._way_of(procedure)
                     reply = self._connections.call(Request(head, content), timeout_s)
                     if reply.status:
-                        raise refusal(reply, self.address)
+                        raise error_of(reply, self.address)
                     return read(reply.message)
             call = getattr(self._service(), procedure)
             return call(request, timeout=timeout_s, metadata=metadata, compression=compression)
@@ -146,41 +146,42 @@ class GrpcTransport(_Grpc, Transport):
 
     def stream(self, message: GrpcMessage, timeout_s: float) -> Generator[Any, None, None]:
         message.request.parameters[_ALWAYS_ENDED].bool_param = True
-        owner, is_over, has_ended = os.getpid(), False, False
+        owner, is_over = os.getpid(), False
         reading: Reading | None = None
         try:
             reading = self._reading(message)
-            self._streams.begin(reading)
-            while (answer := reading.take(DRAIN_S if is_over else timeout_s)) is not None:
+            self._streams.add(reading)
+            if self._is_closed:  # an earlier close() did not see this stream
+                raise ClosedError("this client")
+            while (answer := reading.next_answer(DRAIN_S if is_over else timeout_s)) is not None:
                 if is_over:
                     continue  # messages behind the last response are dropped
                 response = _response(answer, self.address)
                 is_over = _IS_LAST in response.parameters and response.parameters[_IS_LAST].bool_param
                 if response.outputs or not is_over:
                     yield response
-            has_ended = True
+            self._streams.used.discard(reading)
+            reading = None  # it has ended
             if not is_over:
                 raise ClosedError("this client") if self._is_closed else unavailable(self.address, _ENDED)
         except Exception as error:
-            if not is_over:
+            if not is_over:  # else the user has every response
                 raise _error(error, self.address, self._is_closed) from None
         finally:
-            if has_ended:
-                self._streams.used.discard(reading)
-            elif reading is not None and os.getpid() == owner:  # a child must not speak on its parent's connection
+            if reading is not None and os.getpid() == owner:  # a child must not speak on its parent's connection
                 self._streams.leave(reading)
 
     def _reading(self, message: GrpcMessage) -> Reading:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        is_in_ring = SLOT_PARAMETER in request.parameters  # without a ring, answers are large: grpcio is faster
-        if self._streaming is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
+        is_in_ring = (
+            SLOT_PARAMETER in request.parameters
+        )  # else answers have whole tensors: grpcio takes large ones faster
+        if self._stream_connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             call = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
             return ChannelReading(call)
-        if self._is_closed:
-            raise ClosedError("this client")
         head, read = self._way_of("ModelStreamInfer")
-        return SocketReading(self._streaming, head, content, read)
+        return SocketReading(self._stream_connections, head, content, read)
 
     def close(self) -> None:
         self._is_closed = True
@@ -188,8 +189,8 @@ class GrpcTransport(_Grpc, Transport):
             if self._connections is not None:
                 self._connections.close()
             self._streams.close()
-            if self._streaming is not None:
-                self._streaming.close()
+            if self._stream_connections is not None:
+                self._stream_connections.close()
         finally:
             with self._lock:
                 if self._channel is not None:
@@ -210,7 +211,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
     def __init__(self, address: GrpcAddress) -> None:
         super().__init__(address)
         self._process = os.getpid()
-        self._connections = None if self.codec.needs_grpcio else AsyncConnections(address.server())
+        self._connections = None if self.codec.needs_grpcio else AsyncConnections(address.server(Http2))
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._streams = AsyncStreams()
@@ -224,7 +225,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                     head, read = self._way_of(procedure)
                     reply = await self._connections.call(Request(head, content), timeout_s)
                     if reply.status:
-                        raise refusal(reply, self.address)
+                        raise error_of(reply, self.address)
                     return read(reply.message)
             call = getattr(self._service(), procedure)
             return await call(request, timeout=timeout_s, metadata=metadata, compression=compression)

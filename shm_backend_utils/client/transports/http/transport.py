@@ -59,7 +59,7 @@ class Http1(Conversation):
 
     @property
     def has_room(self) -> bool:
-        return not self._is_under_way
+        return not (self.failure or self._is_under_way)
 
     def begin(self, request: Request, timeout_s: float) -> int:
         parts, self._most_body = request

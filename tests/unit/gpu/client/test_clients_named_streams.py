@@ -132,6 +132,9 @@ def test_a_stream_of_another_call_may_be_captured_now(client: ShmClient, runtime
     own = OwnedStream(runtime)
     client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=own).release()
     with captured(own.handle):
+        DRIVER.fail_next("cuMemAlloc", "CUDA_ERROR_LAUNCH_FAILED", process=0)  # which waits for the GPU
+        with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED"):
+            client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
         np.testing.assert_array_equal(doubled(client, X, cuda_stream=stream), 2 * X)
 
 
