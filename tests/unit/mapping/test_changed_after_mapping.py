@@ -91,7 +91,7 @@ def test_a_region_that_its_owner_has_removed_is_served_no_more(session: ShmSessi
 def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too() -> None:
     """As a client may make it that is not ours."""
     size = 2 * PAGE + 100
-    path = managed_file(new_key("shmbu"), size)
+    path = managed_file(new_key(), size)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
     region = MappedRegion(open_region(path.name, TOKEN.hex(), "r"))

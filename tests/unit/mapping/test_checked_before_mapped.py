@@ -147,7 +147,7 @@ def test_a_file_that_everybody_may_write_to_is_refused_unless_everybody_is_allow
 
 
 def test_a_managed_region_with_holes_is_refused() -> None:
-    path = managed_file(new_key("shmbu"), SIZE)
+    path = managed_file(new_key(), SIZE)
     try:
         with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} of its {SIZE} bytes, and holes; allocate"):
             open_managed(path, Config())
