@@ -134,6 +134,7 @@ def test_close_ends_a_stream_that_waits(server: HoldingServer, connected: Callab
             answer.result(PATIENCE_S / 2)
     with CLOSED:
         next(stream(transport, slot=slot))
+    assert isinstance(transport, OnLoop) or not cast(Any, transport)._stream_connections.in_use
 
 
 @pytest.mark.usefixtures("switching_often")
@@ -260,7 +261,7 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
     assert len(cast(Any, transport)._stream_connections._idle) == (metadata is None)
-    service.further = 200  # responses behind the last one, which are nobody's
+    service.further = 10**9  # responses behind the last one, which are nobody's
     assert len(list(answers(transport, "3", metadata))) == 3
     wait_until(lambda: not cast(Any, transport)._streams.used)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import NOT_OPENED, ClosedError, SlotInDoubtError, TensorError, code_in
 from ...memory.managed import RegionKind
-from ...memory.pool.slot import AFTER, FREE, Memory, Slot, SlotRegion
+from ...memory.pool.slot import AFTER, FREE, SENT, Memory, Slot, SlotRegion
 from ...protocol import results
 from ...protocol.call_layout import CallLayout, aligned
 from ...protocol.results import broken_results, missing_output
@@ -97,7 +97,7 @@ class DirectCall(InRegion, Call):
             answer = yield Send(message, deadline)
             return (yield from self._received(answer, memory, buffers, gpus, deadline))
         except BaseException as error:
-            self._check_opened(error)
+            self._note_failure(error, gpus)
             raise
 
     def _describe(self) -> tuple[str, CallLayout, bytes, Callable[[int], Any]]:
@@ -115,7 +115,7 @@ class DirectCall(InRegion, Call):
                 raise outcome
             return (yield from self._received(outcome, self.memory, self.buffers, self.gpus, self.settings.deadline))
         except BaseException as error:
-            self._check_opened(error)
+            self._note_failure(error, self.gpus)
             raise
 
     def _received(
@@ -147,9 +147,12 @@ class DirectCall(InRegion, Call):
             slot.state, slot.kept = AFTER["answer"][slot.state], ()
         return result
 
-    def _check_opened(self, error: BaseException) -> None:
-        """Raise MemoryRefusedError if the model could not open the memory."""
-        if is_answer(error) and code_in(str(error)) in NOT_OPENED and self.slot.fence_unstarted():
+    def _note_failure(self, error: BaseException, gpus: CallOnGpus | None) -> None:
+        """Note the slot's state after a failed request; raise MemoryRefusedError if the model could not open it."""
+        slot = self.slot
+        if slot.state == SENT and slot.is_completed and (gpus is None or not gpus.are_lent_in_use):
+            slot.become_free("answer")  # at once: to reclaim it takes longer than the call
+        if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
             self.region.spoil("refusal")
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None

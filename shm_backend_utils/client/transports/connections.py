@@ -143,8 +143,8 @@ class Exchange:
     def end(self) -> None:
         """Drop the connection of an exchange without an answer: a late one must not be taken for another's."""
         if self._connection is not None:
-            connection, self._connection, self._number = self._connection, None, 0
-            self._connections.drop(connection)
+            self._connections.drop(self._connection)
+            self._connection, self._number = None, 0
 
 
 class _Connection:

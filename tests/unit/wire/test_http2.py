@@ -268,6 +268,12 @@ def test_calls_that_a_goodbye_leaves_out_or_that_are_refused_have_not_begun() ->
     conversation = begun()
     conversation.receive(frame(3, 0, 1, bytes((0, 0, 0, 7))))
     assert conversation.ended == {1: Unanswered("Received RST_STREAM with error code 7", may_have_begun=False)}
+    for end in (frame(3, 0, 1, bytes((0, 0, 0, 7))), frame(7, 0, 0, bytes(8))):  # of a call whose answer has begun
+        conversation = begun()
+        conversation.receive(headers(*HEADERS) + end)
+        ended = conversation.ended[1]
+        assert isinstance(ended, Unanswered)
+        assert ended.may_have_begun
 
 
 def test_questions_of_the_peer_are_answered_and_what_it_may_send_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +285,11 @@ def test_questions_of_the_peer_are_answered_and_what_it_may_send_is_renewed(monk
     data = message(bytes(60_000))[:12_000]
     conversation.receive(headers(*HEADERS) + frame(0, 0, 1, data) + frame(0, 0, 1, bytes(12_000)) * 2)
     grown = (36_000).to_bytes(4, "big")
+    assert sent_by(conversation) == frame(8, 0, 0, grown) + frame(8, 0, 1, grown)
+    conversation = begun()
+    padded = [bytes([200]) + each + bytes(200) for each in (data, bytes(12_000), bytes(12_000))]
+    conversation.receive(headers(*HEADERS) + b"".join(frame(0, 8, 1, each) for each in padded))
+    grown = (3 * 12_201).to_bytes(4, "big")
     assert sent_by(conversation) == frame(8, 0, 0, grown) + frame(8, 0, 1, grown)
 
 

@@ -209,6 +209,7 @@ class Http2(Conversation):
         content = _unpadded(flags & ~_PRIORITY, payload)
         self._refill += len(payload) - len(content)
         if stream is not None and stream.has_headers:
+            stream.refill += len(payload) - len(content)
             self._add(number, stream, content)
         else:
             self._refill += len(content)
@@ -310,14 +311,14 @@ class Http2(Conversation):
     def _receive_goodbye(self, last: int) -> None:
         self._is_going = True
         for number in [number for number in self._streams if number > last]:
-            del self._streams[number]
-            self.ended[number] = Unanswered("the server takes no more calls: GOAWAY", may_have_begun=False)
+            may_have_begun = self._streams.pop(number).has_headers
+            self.ended[number] = Unanswered("the server takes no more calls: GOAWAY", may_have_begun)
 
     def _receive_reset(self, number: int, code: int) -> None:
-        if self._streams.pop(number, None) is not None:
+        if (stream := self._streams.pop(number, None)) is not None:
             text = f"Received RST_STREAM with error code {code}"
             reply = Reply(_OF_RESETS.get(code, _INTERNAL), text, b"")
-            self.ended[number] = Unanswered(text, may_have_begun=False) if code == _REFUSED_STREAM else reply
+            self.ended[number] = Unanswered(text, stream.has_headers) if code == _REFUSED_STREAM else reply
 
     def _send_more(self) -> None:
         """Send as much of the unfinished messages as the windows allow."""

@@ -109,7 +109,7 @@ class SocketReading(Reading):
     """A call over one of the client's own sockets. The user's thread reads it, as waking another one takes longer."""
 
     def __init__(self, connections: Connections, head: bytes, message: bytes, read: Callable[[bytes], Any]) -> None:
-        self._address = connections.server.address
+        self._connections = connections
         self._read = read
         self._received: deque[bytes] = deque()
         self._exchange = Exchange(connections, Request(head, message, self._received.append))
@@ -120,14 +120,18 @@ class SocketReading(Reading):
     def next_answer(self, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            while not (self._received or self._reply or self._is_left):
-                self._reply = self._exchange.turn(deadline)
+            try:
+                while not (self._received or self._reply or self._is_left):
+                    self._reply = self._exchange.turn(deadline)
+            finally:
+                if self._connections.is_closed:  # then no other thread ends it
+                    self._exchange.end()
             if self._is_left:
                 raise ClosedError("this client")
             if self._received:
                 return self._read(self._received.popleft())
             if self._reply and self._reply.status:
-                raise error_of(self._reply, self._address)
+                raise error_of(self._reply, self._connections.server.address)
             return None
 
     def end(self) -> None:
@@ -159,15 +163,15 @@ class Streams:
     def __init__(self) -> None:
         self.used: set[Reading] = set()
         self._left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # more than one if several first streams began at once
         weakref.finalize(self, self._left.put, None).atexit = False
 
     def add(self, reading: Reading) -> None:
         """Look after a stream until it is left, or has ended and is discarded from ``used``."""
-        if self._thread is None:
+        if not self._threads:
             thread = threading.Thread(target=_look_after, args=(self.used, self._left), name="shm streams", daemon=True)
             thread.start()
-            self._thread = thread
+            self._threads.append(thread)
         self.used.add(reading)
 
     def leave(self, reading: Reading) -> None:
@@ -180,17 +184,19 @@ class Streams:
         for reading in list(self.used):
             self.leave(reading)
         self._left.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
 
 def _look_after(used: set[Reading], left: queue.SimpleQueue[Reading | None]) -> None:
     """Answer pings for the used streams, and end the left ones, all at once; return when None comes."""
     ending: list[threading.Thread] = []
+    due = 0.0
     while True:
         try:
-            reading = left.get(timeout=_PINGS_S)
+            reading = left.get(timeout=max(due - time.monotonic(), 0))
         except queue.Empty:
+            due = time.monotonic() + _PINGS_S
             for reading in list(used):
                 reading.answer_pings()
             reading = None  # this thread must not keep it
@@ -205,6 +211,6 @@ def _look_after(used: set[Reading], left: queue.SimpleQueue[Reading | None]) -> 
         else:
             ending = [each for each in ending if each.is_alive()] + [thread]
         del reading, thread
-    left.put(None)  # for a second thread, if two first streams began at once
+    left.put(None)  # for the other threads
     for thread in ending:
         thread.join()

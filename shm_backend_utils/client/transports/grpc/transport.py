@@ -155,7 +155,7 @@ class GrpcTransport(_Grpc, Transport):
                 raise ClosedError("this client")
             while (answer := reading.next_answer(DRAIN_S if is_over else timeout_s)) is not None:
                 if is_over:
-                    continue  # messages behind the last response are dropped
+                    return  # messages behind the last response are nobody's
                 response = _response(answer, self.address)
                 is_over = _IS_LAST in response.parameters and response.parameters[_IS_LAST].bool_param
                 if response.outputs or not is_over:
