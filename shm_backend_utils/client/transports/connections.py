@@ -63,8 +63,9 @@ class Connections:
             self.close()
 
     def drop(self, connection: _Connection) -> None:
-        self.in_use.discard(connection)
-        connection.close()
+        if connection in self.in_use:  # else an interrupt came as it was given back
+            self.in_use.discard(connection)
+            connection.close()
 
     def after_fork(self) -> None:
         """Close the parent's sockets in a forked child: they would keep the connections from ending.
@@ -104,7 +105,7 @@ class Exchange:
             if connection is None:
                 connection = self._connection = connections.taken()
                 connections.in_use.add(connection)
-                if not connection.is_open:
+                if not (connection.is_open or connections.is_closed):
                     connection.open(deadline)
                 if connections.is_closed:  # close() may have missed this connection, or its socket
                     raise ClosedError("this client")
@@ -121,9 +122,10 @@ class Exchange:
                 raise ClosedError("this client") from None
             raise connections.server.unreachable(error, is_connected=connection.is_open) from None
         outcome = ended.pop(self._number)
+        self._number = 0
         if connection.conversation.has_room:
             connections.give_back(connection)
-            self._connection, self._number = None, 0
+            self._connection = None
         self.end()
         if connections.is_closed:
             raise ClosedError("this client")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from tests.unit.gpu.fakes import CLIENT, DELAY_S, DRIVER, runtime_that_gives_all_back
+from tests.unit.gpu.fakes import CLIENT, DELAY_S, DRIVER, MODEL, NOTHING, runtime_that_gives_all_back, wait_until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _begins_with_nothing() -> None:
+    """Wait for what earlier files' garbage has on GPUs: some tests here count all that there is."""
+    gc.collect()
+    wait_until(lambda: DRIVER.live(MODEL) == DRIVER.live(CLIENT) == NOTHING)
 
 
 @pytest.fixture(autouse=True)

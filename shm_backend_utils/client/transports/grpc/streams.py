@@ -28,8 +28,8 @@ __all__ = ["AHEAD", "DRAIN_S", "ChannelReading", "Reading", "SocketReading", "St
 AHEAD: Final = 2
 """When one more answer than this waits for the user, the thread that reads pauses, and so does the server."""
 DRAIN_S: Final = 1.0
-_PINGS_S: Final = 5.0
-"""How often to answer the server's pings while users pause. Triton hangs up after 20 seconds without an answer."""
+_PINGS_S: Final = 2.0
+"""How often to answer the server's pings while users pause. An answer may take two rounds; Triton waits 20 seconds."""
 _MOMENT_S: Final = 1e-3  # how long answering pings may delay the user's thread
 
 
@@ -176,8 +176,8 @@ class Streams:
 
     def leave(self, reading: Reading) -> None:
         """End a stream soon. This neither waits nor locks, so a finalizer may call it. Twice is fine."""
-        self.used.discard(reading)
         self._left.put(reading)
+        self.used.discard(reading)  # last: close() finds it here, or its thread in the queue
 
     def close(self) -> None:
         """Leave every stream, and wait until :meth:`.Reading.end` has ended them. Their users get a ClosedError."""

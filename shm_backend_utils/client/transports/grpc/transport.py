@@ -174,9 +174,7 @@ class GrpcTransport(_Grpc, Transport):
     def _reading(self, message: GrpcMessage) -> Reading:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        is_in_ring = (
-            SLOT_PARAMETER in request.parameters
-        )  # else answers have whole tensors: grpcio takes large ones faster
+        is_in_ring = SLOT_PARAMETER in request.parameters  # else whole tensors come, and grpcio is faster
         if self._stream_connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             call = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
             return ChannelReading(call)
@@ -189,9 +187,9 @@ class GrpcTransport(_Grpc, Transport):
             if self._connections is not None:
                 self._connections.close()
             self._streams.close()
+        finally:
             if self._stream_connections is not None:
                 self._stream_connections.close()
-        finally:
             with self._lock:
                 if self._channel is not None:
                     self._channel.close()
