@@ -44,6 +44,8 @@ WITH_PYTORCH = (
     "tests/unit/test_torch",
 )
 """Last of theirs: with PyTorch's memory and loggers in the process, each test takes milliseconds more."""
+LEAVES_GPU_MEMORY = "tests/scripts/test_gpu_check.py"
+"""Last of all: it breaks what frees memory, and tests of GPUs count all that there is."""
 
 # A busy machine is no bug: no example has to be found or run within a time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -238,8 +240,9 @@ def triton_server(
     return triton_server
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bool, str]:
-    return not item.nodeid.startswith(SLOW), item.nodeid.startswith(WITH_PYTORCH), item.nodeid.partition("::")[0]
+def _turn(item: pytest.Item) -> tuple[bool, bool, bool, str]:
+    file = item.nodeid.partition("::")[0]
+    return file == LEAVES_GPU_MEMORY, not file.startswith(SLOW), file.startswith(WITH_PYTORCH), file
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

@@ -12,10 +12,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_366,
+    "shm_backend_utils": 37_365,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_979,
-    "shm_backend_utils/client": 8_677,
+    "shm_backend_utils/client": 8_676,
     "shm_backend_utils/compat": 1_836,
     "shm_backend_utils/gpu": 3_633,
     "shm_backend_utils/http": 203,
@@ -28,7 +28,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_216,
     "scripts": 8_990,
     "scripts/tools/bench": 2_493,
-    "tests": 53_442,
+    "tests": 53_445,
     "docs": 3_500,
 }
 """By folder, or by pattern of files: the most lines."""
