@@ -13,7 +13,7 @@ from tests.unit.gpu.fakes import CLIENT, DELAY_S, DRIVER, MODEL, NOTHING, runtim
 
 @pytest.fixture(scope="module", autouse=True)
 def _begins_with_nothing() -> None:
-    """Wait for what earlier files' garbage has on GPUs."""
+    """Wait until the garbage of earlier files has left the GPUs."""
     gc.collect()
     wait_until(lambda: DRIVER.live(MODEL) == DRIVER.live(CLIENT) == NOTHING)
 

@@ -1,4 +1,4 @@
-"""Streams of answers for threads. The user's thread reads its own socket; another thread reads what grpcio carries.
+"""Streams of answers for threads. The user's thread reads its own socket; another thread reads grpcio's channel.
 
 Triton 2.51 and 2.73 crash when a stream is cancelled while a response is written, once in some 20 to 200 times. Most
 streams end by themselves soon, and those that do not have long pauses between responses. So a stream is cancelled only
