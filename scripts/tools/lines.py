@@ -28,7 +28,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_216,
     "scripts": 8_990,
     "scripts/tools/bench": 2_493,
-    "tests": 53_445,
+    "tests": 53_475,
     "docs": 3_500,
 }
 """By folder, or by pattern of files: the most lines."""

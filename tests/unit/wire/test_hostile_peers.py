@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -23,10 +19,8 @@ from shm_backend_utils.client import (
     DeadlineExceededError,
     InferenceError,
     ServerUnavailableError,
-    ShmClient,
 )
 from shm_backend_utils.client.transports import connections
-from shm_backend_utils.client.transports.grpc import streams
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import connect, connect_async
 from shm_backend_utils.errors import ClosedError
@@ -60,6 +54,13 @@ Serve = Callable[[socket.socket], None]
 Connect = Callable[[str], Any]
 
 
+def stream_of(transport: Any, timeout_s: float = PATIENCE_S) -> Iterator[Any]:
+    request = service_pb2.ModelInferRequest()
+    request.parameters[SLOT_PARAMETER].string_param = "slot"
+    answers: Iterator[Any] = transport.stream(GrpcMessage("ModelStreamInfer", request), timeout_s)
+    return answers
+
+
 class AsStreams:
     """A transport whose calls are streams of one answer."""
 
@@ -69,9 +70,7 @@ class AsStreams:
         self.close = inner.close
 
     def send(self, _: Any, timeout_s: float) -> Any:
-        request = service_pb2.ModelInferRequest()
-        request.parameters[SLOT_PARAMETER].string_param = "slot"
-        assert not list(self._inner.stream(GrpcMessage("ModelStreamInfer", request), timeout_s))
+        assert not list(stream_of(self._inner, timeout_s))
         return ANSWERED
 
 
@@ -314,33 +313,6 @@ def test_a_late_answer_is_nobodys(connected: Connect) -> None:
         assert ask(transport) == ANSWERED
 
 
-def test_pings_are_answered_while_the_user_of_a_stream_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_PINGS_S", 0.05)
-    heard = threading.Event()
-    ping, pong = (frame(6, flags, 0, b"are you?") for flags in (0, 1))
-    first = message(service_pb2.ModelStreamInferResponse().SerializeToString())
-
-    def serve(connection: socket.socket) -> None:
-        connection.sendall(SETTINGS)
-        stream = requests_of(connection)()
-        rest = answer_to(stream)[len(frame(1, END_HEADERS, stream, HEADS[0])) :]
-        connection.sendall(frame(1, END_HEADERS, stream, HEADS[0]) + frame(0, 0, stream, first) + ping)
-        received = b""
-        while not received.endswith(pong):
-            received += connection.recv(1 << 16)
-        heard.set()
-        connection.sendall(rest)
-
-    with Listener(serve) as listener, contextlib.closing(cast(Any, connect(listener.url, None))) as transport:
-        request = service_pb2.ModelInferRequest()
-        request.parameters[SLOT_PARAMETER].string_param = "slot"
-        answers = transport.stream(GrpcMessage("ModelStreamInfer", request), PATIENCE_S)
-        next(answers)
-        while not heard.wait(0.02):  # other streams are left meanwhile
-            transport._streams._left.put(SimpleNamespace(end=bool))
-        assert not list(answers)
-
-
 @pytest.mark.parametrize("connected", ["threads", "tasks"], indirect=True)
 def test_large_requests_wait_for_their_windows(connected: Connect) -> None:
     sizes: list[int] = []
@@ -401,50 +373,3 @@ def test_without_time_nothing_is_sent(connected: Connect) -> None:
             ask(transport, -1.0)
         ask(transport)
     assert len(requests) == 2
-
-
-def test_signals_without_end_do_not_move_the_deadline() -> None:
-    with Listener(at_once(SETTINGS)) as listener:
-        transport = connect(listener.url, None)
-        before = signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-        begin = time.monotonic()
-        try:
-            with pytest.raises(DeadlineExceededError):
-                ask(transport, 0.4)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert time.monotonic() - begin < 2
-        transport.close()
-
-
-def test_a_client_that_nobody_closes_leaves_no_socket_and_close_may_find_none() -> None:
-    class Taken(list[Any]):  # by another thread, meanwhile
-        def pop(self, *_: Any) -> Any:
-            self.clear()
-            return super().pop()
-
-    with Listener(staying(answer_to)) as listener:
-        transport: Any = connect(listener.url, None)
-        ask(transport)
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        del transport
-        gc.collect()
-        assert len(os.listdir("/proc/self/fd")) < before  # noqa: PTH208
-        transport = connect(listener.url, None)
-        ask(transport)
-        transport._connections._idle = Taken(transport._connections._idle)
-        transport.close()
-
-
-def test_a_client_says_what_carries_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with Listener(answering(lambda peer, stream, _: peer.send(stream, ANSWER))) as listener:
-        with ShmClient(listener.url, timeout_s=PATIENCE_S) as client:
-            assert repr(client).endswith(" wire=sockets open>")
-        monkeypatch.delenv("no_proxy")
-        transport = connect(listener.url, None)
-        assert transport.codec.needs_grpcio == "the proxy in the environment variable grpc_proxy"
-        transport.close()
