@@ -69,11 +69,7 @@ def test_the_server_has_the_inputs_that_are_needed_and_serves_every_path(
     ("model", "config", "complaint"),
     [
         ("required", REQUIRED, "ModelError: input 'X' of model 'required' is not optional"),
-        (
-            "taken",
-            REQUIRED.replace("X", "SHM"),
-            "model 'taken' has input SHM (TYPE_FP32 [3], not optional)",
-        ),
+        ("taken", REQUIRED.replace("X", "SHM"), "model 'taken' has input SHM (TYPE_FP32 [3], not optional)"),
     ],
 )
 def test_a_config_that_contradicts_keeps_the_model_from_loading_and_the_log_says_why(

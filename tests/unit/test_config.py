@@ -83,11 +83,7 @@ NO_TIMES = ["", "0", "-1", "nan", "inf", "a minute"]
     [
         ("SHM_STREAM_PATIENCE_S SHM_STREAM_TOTAL_PATIENCE_S", "seconds, more than 0", NO_TIMES),
         ("SHM_HANDOVER_S", "seconds, more than 0 and at most 60", [*NO_TIMES, "60.1", "1e9"]),
-        (
-            "SHM_SERVER_URL",
-            "http://HOST:PORT",
-            ["", "h:8000", "ftp://h", "http://", "http://h:p", "http://h:0", "8"],
-        ),
+        ("SHM_SERVER_URL", "http://HOST:PORT", ["", "h:8000", "ftp://h", "http://", "http://h:p", "http://h:0", "8"]),
         ("SHM_ALLOWED_UIDS", "user ids", ["", "root", "1000,", "-1", "1000 1001", "any,1000", "0x3e8", "1.5"]),
         ("SHM_FOREIGN_REGIONS", "registered or off", ["", "on", "OFF", "false", "any"]),
         ("SHM_INLINE_BYTES", "a number of bytes", ["", "16 KiB", "-1"]),

@@ -31,7 +31,7 @@ class Connections:
         self.server = server
         self.is_closed = False
         self._idle: list[_Connection] = []  # a list's pop and append are atomic
-        self.in_use: set[_Connection] = set()
+        self.in_use: dict[_Connection, Exchange] = {}
         if server.tls is not None:
             server.tls.sslsocket_class = _TlsSocket
         call_after_fork(self)
@@ -57,14 +57,14 @@ class Connections:
         return connection
 
     def give_back(self, connection: _Connection) -> None:
-        self.in_use.discard(connection)
+        self.in_use.pop(connection, None)
         self._idle.append(connection)
         if self.is_closed:
             self.close()
 
-    def drop(self, connection: _Connection) -> None:
-        if connection in self.in_use:  # else an interrupt came as it was given back
-            self.in_use.discard(connection)
+    def drop(self, connection: _Connection, exchange: Exchange) -> None:
+        if self.in_use.get(connection) is exchange:  # else an interrupt came as it was given back
+            del self.in_use[connection]
             connection.close()
 
     def after_fork(self) -> None:
@@ -104,7 +104,7 @@ class Exchange:
         try:
             if connection is None:
                 connection = self._connection = connections.taken()
-                connections.in_use.add(connection)
+                connections.in_use[connection] = self
                 if not (connection.is_open or connections.is_closed):
                     connection.open(deadline)
                 if connections.is_closed:  # close() may have missed this connection, or its socket
@@ -145,7 +145,7 @@ class Exchange:
     def end(self) -> None:
         """Drop the connection of an exchange without an answer: a late one must not be taken for another's."""
         if self._connection is not None:
-            self._connections.drop(self._connection)
+            self._connections.drop(self._connection, self)
             self._connection, self._number = None, 0
 
 

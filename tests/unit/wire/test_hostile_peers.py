@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shm_backend_utils.client import (
-    ConnectionLostError,
-    DeadlineExceededError,
-    InferenceError,
-    ServerUnavailableError,
-)
+from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.transports import connections
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import connect, connect_async

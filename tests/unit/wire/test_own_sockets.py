@@ -15,21 +15,13 @@ from typing import Any, cast
 import pytest
 from tritonclient.grpc import service_pb2
 
-from shm_backend_utils.client import (
-    DeadlineExceededError,
-    ShmClient,
-)
+from shm_backend_utils.client import DeadlineExceededError, ShmClient
+from shm_backend_utils.client.transports.connections import Exchange
 from shm_backend_utils.client.transports.grpc import streams
+from shm_backend_utils.client.transports.grpc.http2 import Request
+from shm_backend_utils.client.transports.grpc.transport import head_of
 from shm_backend_utils.client.transports.transport import connect
-from tests.unit.wire.peers import (
-    END_HEADERS,
-    SETTINGS,
-    Listener,
-    answering,
-    frame,
-    message,
-    requests_of,
-)
+from tests.unit.wire.peers import END_HEADERS, SETTINGS, Listener, answering, frame, message, requests_of
 from tests.unit.wire.test_hostile_peers import ANSWER, HEADS, PATIENCE_S, answer_to, ask, at_once, staying, stream_of
 
 
@@ -91,6 +83,28 @@ def test_a_client_that_nobody_closes_leaves_no_socket_and_close_may_find_none() 
         ask(transport)
         transport._connections._idle = Taken(transport._connections._idle)
         transport.close()
+
+
+def test_what_an_interrupt_has_ended_late_closes_no_other_ones_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Listener(staying(answer_to)) as listener, contextlib.closing(connect(listener.url, None)) as transport:
+        connections, request = cast(Any, transport)._connections, Request(head_of("ServerLive", "127.0.0.1"), b"")
+        interrupted, other = Exchange(connections, request), Exchange(connections, request)
+        deadline, give_back = time.monotonic() + PATIENCE_S, connections.give_back
+
+        def interrupt(*given: Any) -> None:
+            give_back(*given)
+            raise KeyboardInterrupt
+
+        interrupted.turn(deadline)
+        while interrupted.read(deadline):
+            pass
+        monkeypatch.setattr(connections, "give_back", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.turn(deadline)
+        other.turn(deadline)
+        interrupted.end()
+        assert cast(Any, other)._connection._socket.fileno() >= 0
+        other.end()
 
 
 def test_a_client_says_what_carries_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
