@@ -31,7 +31,7 @@ class Connections:
         self.server = server
         self.is_closed = False
         self._idle: list[_Connection] = []  # a list's pop and append are atomic
-        self.in_use: dict[_Connection, Exchange] = {}
+        self.in_use: dict[_Connection, int] = {}  # the id of its exchange: a reference would form a cycle
         if server.tls is not None:
             server.tls.sslsocket_class = _TlsSocket
         call_after_fork(self)
@@ -63,7 +63,7 @@ class Connections:
             self.close()
 
     def drop(self, connection: _Connection, exchange: Exchange) -> None:
-        if self.in_use.get(connection) is exchange:  # else an interrupt came as it was given back
+        if self.in_use.get(connection) == id(exchange):  # else an interrupt came as it was given back
             del self.in_use[connection]
             connection.close()
 
@@ -104,7 +104,7 @@ class Exchange:
         try:
             if connection is None:
                 connection = self._connection = connections.taken()
-                connections.in_use[connection] = self
+                connections.in_use[connection] = id(self)
                 if not (connection.is_open or connections.is_closed):
                     connection.open(deadline)
                 if connections.is_closed:  # close() may have missed this connection, or its socket
