@@ -358,6 +358,10 @@ def test_the_line_of_an_async_call_is_named_before_it_runs_and_also_if_no_line_o
 
 def test_the_line_is_that_of_the_instruction_wherever_in_a_function_it_is() -> None:
     first = here() + 1
-    origins = [Origin.here("first"), *[Origin.here(f"{number}") for number in range(2)], Origin.here("last")]
+    origins = [
+        Origin.here("first"),
+        *[Origin.here(f"{number}") for number in range(2)],
+        Origin.here("last"),
+    ]
     assert [origin.line - first for origin in origins] == [1, 2, 2, 3]
     assert str(origins[0]) == f"first at {__file__}:{first + 1}"

@@ -34,13 +34,12 @@ def test_pings_are_answered_while_the_user_of_a_stream_pauses(monkeypatch: pytes
     def serve(connection: socket.socket) -> None:
         connection.sendall(SETTINGS)
         stream = requests_of(connection)()
-        rest = answer_to(stream)[len(frame(1, END_HEADERS, stream, HEADS[0])) :]
         connection.sendall(frame(1, END_HEADERS, stream, HEADS[0]) + frame(0, 0, stream, first) + ping)
         received = b""
         while not received.endswith(pong):
             received += connection.recv(1 << 16)
         heard.set()
-        connection.sendall(rest)
+        connection.sendall(answer_to(stream)[len(frame(1, END_HEADERS, stream, HEADS[0])) :])
 
     with Listener(serve) as listener, contextlib.closing(cast(Any, connect(listener.url, None))) as transport:
         answers = stream_of(transport)
