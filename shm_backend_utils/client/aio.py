@@ -106,7 +106,7 @@ class AsyncShmClient(
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     results = await driver.run(stream.results(answer))
-                    while results:
+                    if results:
                         yield results.pop()  # keep no reference: the frame is free when the user drops the result
                     if core.is_forked:
                         raise ForkedError("this stream")

@@ -23,15 +23,7 @@ from ..protocol.call_layout import CALLS, CallLayout
 from .core import Core, open_call
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
 from .inputs.devices import device_source
-from .inputs.sources import (
-    Elsewhere,
-    InputDescription,
-    Outputs,
-    Source,
-    described_inputs,
-    sources,
-    wanted_outputs,
-)
+from .inputs.sources import Elsewhere, InputDescription, Outputs, Source, described_inputs, sources, wanted_outputs
 from .known_model import KnownModel
 from .paths.call import Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall

@@ -234,7 +234,7 @@ class ShmClient(
         ):
             for answer in answers:
                 results = driver.run(stream.results(answer))
-                while results:
+                if results:
                     yield results.pop()  # keep no reference: the frame is free when the user drops the result
                 if core.is_forked:
                     raise ForkedError("this stream")

@@ -35,13 +35,7 @@ from ..steps import Steps, offloaded
 from .call import COPYING, Plan
 from .gpu_waits import Awaited, LostMemoryError, are_at_work, followed, followed_others, models_are_done, worked_off
 
-__all__ = [
-    "CallOnGpus",
-    "GpuBuffer",
-    "StagedOnGpus",
-    "brought_to_gpus",
-    "can_be_downloaded",
-]
+__all__ = ["CallOnGpus", "GpuBuffer", "StagedOnGpus", "brought_to_gpus", "can_be_downloaded"]
 
 
 class GpuBuffer:

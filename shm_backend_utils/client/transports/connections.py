@@ -41,9 +41,9 @@ class Connections:
         deadline = time.monotonic() + timeout_s
         exchange = Exchange(self, request)
         try:
-            while (answer := exchange.turn(deadline)) is None:
-                pass
-            return answer
+            while True:  # Python 3.13 skips `finally` if an interrupt comes at the end of `while condition`
+                if (answer := exchange.turn(deadline)) is not None:
+                    return answer
         finally:
             exchange.end()
 

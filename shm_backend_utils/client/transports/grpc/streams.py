@@ -121,7 +121,9 @@ class SocketReading(Reading):
         deadline = time.monotonic() + timeout_s
         with self._lock:
             try:
-                while not (self._received or self._reply or self._is_left):
+                while True:  # as in Connections.call
+                    if self._received or self._reply or self._is_left:
+                        break
                     self._reply = self._exchange.turn(deadline)
             finally:
                 if self._connections.is_closed:  # then no other thread ends it

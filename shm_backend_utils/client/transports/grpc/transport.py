@@ -153,7 +153,9 @@ class GrpcTransport(_Grpc, Transport):
             self._streams.add(reading)
             if self._is_closed:  # an earlier close() did not see this stream
                 raise ClosedError("this client")
-            while (answer := reading.next_answer(DRAIN_S if is_over else timeout_s)) is not None:
+            while True:  # as in Connections.call
+                if (answer := reading.next_answer(DRAIN_S if is_over else timeout_s)) is None:
+                    break
                 if is_over:
                     return  # messages behind the last response are nobody's
                 response = _response(answer, self.address)
