@@ -84,7 +84,7 @@ def test_a_client_that_nobody_closes_leaves_no_socket_and_close_may_find_none() 
         transport.close()
 
 
-def test_what_an_interrupt_has_ended_late_closes_no_other_ones_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_that_ends_late_leaves_the_connection_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     with Listener(staying(answer_to)) as listener, contextlib.closing(connect(listener.url, None)) as transport:
         connections, request = cast(Any, transport)._connections, Request(head_of("ServerLive", "127.0.0.1"), b"")
         interrupted, other = Exchange(connections, request), Exchange(connections, request)
