@@ -21,6 +21,7 @@ from typing import Final
 
 from shm_backend_utils.cli.terminal import Interrupted, exit_status
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.reaper import reap
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.server.installation import PYTHON, Installation
 from shm_backend_utils.server.wheels import VERSION_VARIABLE, appear_whole, cache_folder
@@ -174,8 +175,7 @@ def check_room() -> None:
     """Raise MachineError if there is less shared memory than the tests need."""
     free = shutil.disk_usage(SHM).free if SHM.exists() else 0
     if free < NEEDED_SHM_BYTES:
-        needed = f"the tests need {NEEDED_SHM_BYTES >> 20}: make room there"
-        raise MachineError(f"{SHM} has {free >> 20} MiB free, and {needed}")
+        raise MachineError(f"{SHM} has {free >> 20} MiB free, and the tests need {NEEDED_SHM_BYTES >> 20}: make room")
 
 
 def set_up(python: str | None, *, numpy1: bool) -> Environment:
@@ -200,8 +200,7 @@ def on_newest(environment: Environment, python: str | None) -> Environment | Non
 
 def listed(file: Path) -> list[str]:
     """Return the files and folders that a list of patterns names."""
-    patterns = file.read_text().split()
-    return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+    return [str(path.relative_to(ROOT)) for each in file.read_text().split() for path in sorted(ROOT.glob(each))]
 
 
 def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
@@ -236,6 +235,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     tally = Tally()
     for each, arguments in runs:
         tally.run(each, arguments)
+    reap()  # memory of clients that tests have killed, and that no later client has removed
     return tally.finish()
 
 

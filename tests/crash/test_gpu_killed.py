@@ -19,6 +19,7 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import DRIVER, MODEL, Told, X, content_of, flavour_of, gpu_of, left_here, told_by
+from tests.releases import outlives_models
 from tests.unit.gpu.fakes import stream_on
 
 from ..e2e.eventually import eventually
@@ -165,10 +166,8 @@ def asking(server: EmbeddedServer) -> Iterator[tuple[CudaRuntime, Infer]]:
     with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
 
         def infer(name: str, deed: str, parameters: Mapping[str, str] = MappingProxyType({}), **options: Any) -> Any:
-            said = {"deed": deed, **parameters}
-            return client.infer(
-                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", **options
-            )
+            options |= {"outputs": {"Y": ON_THE_GPU}, "parameters": {"deed": deed, **parameters}, "path": "direct"}
+            return client.infer(name, {"X": given[0]}, **options)
 
         yield runtime, infer
     given.clear()
@@ -176,6 +175,7 @@ def asking(server: EmbeddedServer) -> Iterator[tuple[CudaRuntime, Infer]]:
     assert DRIVER.violations() == []
 
 
+@outlives_models
 @pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
 def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, gate: Gate, model: str) -> None:
     gate.close()
@@ -196,6 +196,7 @@ def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer
                 assert (content_of(result["Y"]) == X * 2).all()
 
 
+@outlives_models
 def test_a_stream_that_waits_for_a_killed_model_goes_on(server: EmbeddedServer, gate: Gate) -> None:
     """Another model has the memory mapped, too, and lives."""
     gate.close()

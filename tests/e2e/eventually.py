@@ -14,11 +14,11 @@ DEADLINE_S = 40.0
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None]) -> T:
-    """Return what is found as soon as there is something."""
+def eventually(look: Callable[[], T | None], where: Callable[[], object] = str) -> T:
+    """Return what is found as soon as there is something; the error that nothing comes says where."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := look()):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, where()
         time.sleep(0.001)
     return found
 

@@ -9,8 +9,7 @@ import functools
 import gc
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,9 +36,7 @@ from tests.opened import open_region
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(shm_backend_utils.__file__).parent
-INTERRUPTS = Interrupts(
-    *(PACKAGE / folder for folder in ("client", "memory", "protocol", "tensors")), *PACKAGE.glob("*.py")
-)
+INTERRUPTS = Interrupts(*map(PACKAGE.joinpath, ("client", "memory", "protocol", "tensors")), *PACKAGE.glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +57,13 @@ def client_of(harness: ModelHarness) -> ShmClient:
     return ShmClient(harness, timeout_s=LONG_S, pool=PoolOptions(max_bytes=2**26), inline_bytes=0)
 
 
-def steps(every: int) -> Iterator[int]:
+def steps(every: int, call: object = None) -> Iterator[int]:
+    if call is submit and sys.version_info[:2] == (3, 12):
+        pytest.skip("Python 3.12.1 crashes in a thread beside the one whose bytecodes are traced")
     step = 1
     while step == 1 or INTERRUPTS.where:
         yield step
         step += every
-
-
-def becomes_so(is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LONG_S
-    while not (so := is_so()) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return so
 
 
 def is_empty(client: ShmClient) -> bool:
@@ -98,14 +90,14 @@ def test_an_interrupt_of_a_call_loses_nothing(harness: ModelHarness, call: Call,
         assert call(client)
         assert is_empty(client)
         probe = ShmLeakProbe(None)
-        for step in steps(every):
+        for step in steps(every, call):
             assert call(client), INTERRUPTS.where
             if not is_warm:
-                assert becomes_so(lambda: is_empty(client))
+                eventually(lambda: is_empty(client))
             INTERRUPTS.at(step, lambda: call(client))
             gc.collect()
-            assert becomes_so(lambda: is_empty(client)), INTERRUPTS.where
-            assert becomes_so(lambda: not probe.growth()), (INTERRUPTS.where, probe.growth())
+            eventually(lambda: is_empty(client), lambda: INTERRUPTS.where)
+            eventually(lambda: not probe.growth(), lambda: (INTERRUPTS.where, probe.growth()))
 
 
 @pytest.mark.usefixtures("_healing_soon")
@@ -128,7 +120,7 @@ def test_an_interrupt_leaves_a_region_that_a_model_can_open(kind: RegionKind, is
             if is_asked_again:
                 pool.drop_idle()
         pool.drop_idle()
-        assert becomes_so(lambda: pool.status.byte_size == 0)
+        eventually(lambda: pool.status.byte_size == 0)
 
 
 @pytest.mark.usefixtures("_healing_soon")
@@ -144,11 +136,11 @@ def test_an_interrupt_of_the_only_call_leaves_nothing(harness: ModelHarness, cal
                 assert call(client)
 
         probe, threads = ShmLeakProbe(None), threading.active_count()
-        for step in steps(every):
+        for step in steps(every, call):
             INTERRUPTS.at(step, only_call)
             gc.collect()
-            assert becomes_so(lambda: not probe.growth()), (INTERRUPTS.where, probe.growth())
-            assert becomes_so(lambda: threading.active_count() <= threads), INTERRUPTS.where
+            eventually(lambda: not probe.growth(), lambda: (INTERRUPTS.where, probe.growth()))
+            eventually(lambda: threading.active_count() <= threads, lambda: INTERRUPTS.where)
             assert call(another), INTERRUPTS.where
 
 

@@ -107,8 +107,7 @@ class Interrupts:
 
     def at(self, number: int, work: Callable[[], object]) -> bool:
         """Do work, interrupted before bytecode ``number``, from 1 on; return whether it raised KeyboardInterrupt."""
-        count = 0
-        self.where = ""
+        count, self.where = 0, ""
 
         def look(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal count
@@ -124,6 +123,7 @@ class Interrupts:
             return look
 
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12.1 asks for it here, too, or it calls for no bytecode
         sys.settrace(look)
         try:
             work()
