@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from shm_backend_utils.server import Installation
 from shm_backend_utils.server.install import has_numpy_1, reads_own_numpy
+from tests.conformance.backend.backend_checks.expecting import FREES_SAFELY
 
-asks_models_whether_they_are_ready = pytest.mark.needs_triton("2.68", "older ones ask no model, or not for the server")
+asks_models_whether_they_are_ready = pytest.mark.needs_triton("2.68", "2.67 asks for the model alone, older ones never")
 calls_dead_models_ready = pytest.mark.until_triton("2.65", "newer ones look at the processes themselves")
 carries_bf16 = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
-frees_tensors = pytest.mark.needs_triton(
-    "2.73" if sys.version_info[:2] == (3, 12) else "2", "the stub of 2.51 for Python 3.12 may die as it frees a tensor"
-)
-gives_up_loading = pytest.mark.needs_triton("2.46", "older ones wait for ever for a model that cannot be initialized")
+frees_safely = pytest.mark.needs_triton(FREES_SAFELY, "the stub of 2.51 for Python 3.12 may die as it frees a tensor")
+gives_up_loading = pytest.mark.needs_triton("2.46", "older ones hang on a model that fails before initialize")
 has_ensembles_that_fail = pytest.mark.needs_triton("2.51", "2.41 tells of a deadlock, and not of a step's error")
 has_models_without_sessions = pytest.mark.has_models_without_sessions
-keeps_memory_in_use = pytest.mark.needs_triton("2.50", "older ones unmap registered memory below a request, and crash")
-knows_its_models = pytest.mark.needs_triton("2.71", "older ones say of a model that is not there that it is not ready")
+knows_its_models = pytest.mark.needs_triton("2.71", "older ones call an unknown model not ready")
 names_sequences = pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
 outlives_models = pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
 reads_numpy_1_alone = pytest.mark.until_triton("2.52", "the stubs of newer ones read NumPy 2, too")
-refuses_an_output_twice = pytest.mark.needs_triton("2.69", "older ones take it for one")
+refuses_an_output_twice = pytest.mark.needs_triton("2.69", "older ones allow it")
 registers_a_key_again = pytest.mark.needs_triton("2.69", "older ones take a file for a key's that they have closed")
 says_more = pytest.mark.needs_triton("2.55", "in older ones, a model's response has no parameters")
-takes_places_of_no_bytes = pytest.mark.needs_triton("2.60", "older ones find them beyond their region")
+takes_places_of_no_bytes = pytest.mark.needs_triton("2.60", "older ones say that they lie beyond the region")
 takes_floats = pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
 tells_404 = pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")
 

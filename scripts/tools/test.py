@@ -200,7 +200,7 @@ def on_newest(environment: Environment, python: str | None) -> Environment | Non
 
 def listed(file: Path) -> list[str]:
     """Return the files and folders that a list of patterns names."""
-    return [str(path.relative_to(ROOT)) for each in file.read_text().split() for path in sorted(ROOT.glob(each))]
+    return [str(path.relative_to(ROOT)) for pattern in file.read_text().split() for path in sorted(ROOT.glob(pattern))]
 
 
 def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
@@ -235,7 +235,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     tally = Tally()
     for each, arguments in runs:
         tally.run(each, arguments)
-    reap()  # memory of clients that tests have killed, and that no later client has removed
+    reap()  # memory of clients that tests have killed
     return tally.finish()
 
 

@@ -105,11 +105,11 @@ class AsyncShmClient(
             answers = driver.transport.stream(stream.call.message(), stream.timeout_s)
             async with contextlib.aclosing(answers):
                 async for answer in answers:
-                    results = await driver.run(stream.results(answer))
-                    if results:
+                    if results := await driver.run(stream.results(answer)):
                         yield results.pop()  # keep no reference: the frame is free when the user drops the result
                     if core.is_forked:
                         raise ForkedError("this stream")
+                    del answer  # on Python 3.13, an interrupt where a loop ends with `if` would skip `finally`
 
     def _open(self) -> tuple[AsyncioDriver, Core]:
         core, loop = self._open_core(), asyncio.get_running_loop()

@@ -233,11 +233,11 @@ class ShmClient(
             contextlib.closing(driver.transport.stream(stream.call.message(), stream.timeout_s)) as answers,
         ):
             for answer in answers:
-                results = driver.run(stream.results(answer))
-                if results:
+                if results := driver.run(stream.results(answer)):
                     yield results.pop()  # keep no reference: the frame is free when the user drops the result
                 if core.is_forked:
                     raise ForkedError("this stream")
+                del answer  # on Python 3.13, an interrupt where a loop ends with `if` would skip `finally`
 
 
 def _give_up(call: Steps[Result]) -> None:

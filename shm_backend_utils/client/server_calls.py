@@ -20,7 +20,7 @@ from ..model_spec import ModelSpec, is_of_python_backend
 from ..protocol.probe import ALIVE_ADDRESS
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
-from .paths.call import is_answer
+from .paths.call import is_answer, is_at_least
 from .paths.choice import ask_session
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, offloaded
@@ -44,7 +44,7 @@ __all__ = [
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
 _SEQUENCE_WAIT_S: Final = 2.0  # the server needs one second to notice a dead process
-_TELLS_OF_DEAD: Final = (2, 65)  # the server's version in Triton 26.01
+notices_dead_models: Final = partial(is_at_least, (2, 65))  # whether the server itself does: Triton from 26.01 on
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 _PROC: Final = Path("/proc")
@@ -112,14 +112,6 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
             "machine, in its container and as its user, or send a request that the model answers"
         )
     return not trouble
-
-
-def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
-    """Return whether the server itself notices dead models: Triton from 26.01 on, or a server without an address."""
-    if not codec.address:
-        return True
-    metadata = yield from ask(codec, deadline, "server metadata")
-    return tuple(int(part) for part in str(metadata.get("version")).split(".") if part.isdecimal()) >= _TELLS_OF_DEAD
 
 
 def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:

@@ -135,7 +135,7 @@ class SharedMemoryManager:
         with self._lock:
             if name in names:
                 raise CallerError(f"region {name!r} is registered already; unregister it first")
-            self._statuses = {each: its for each, its in self._statuses.items() if each in names} | {name: status}
+            self._statuses = {each: self._statuses[each] for each in self._statuses.keys() & names} | {name: status}
             self._registry.obtain(name, opener, f"region {name!r}")
 
     def _find(self, name: str) -> tuple[MappedRegion, RegionStatus]:

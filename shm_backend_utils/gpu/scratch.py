@@ -129,7 +129,7 @@ class Scratch:
         retired.poll()  # memory of a call that has ended early may be free by now
         with self._lock:
             free = self._free.get(device, [])
-            fitting = [block for block in free if block.byte_size >= byte_size]
+            fitting = list(filter(lambda block: block.byte_size >= byte_size, free))
             if fitting:
                 block = min(fitting)
                 free.remove(block)

@@ -14,11 +14,11 @@ DEADLINE_S = 40.0
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None], where: Callable[[], object] = str) -> T:
-    """Return what is found as soon as there is something; the error that nothing comes says where."""
+def eventually(look: Callable[[], T | None], told: Callable[[], object] = str) -> T:
+    """Return what is found as soon as there is something; if nothing comes, the error says what is told."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := look()):
-        assert time.monotonic() < deadline, where()
+        assert time.monotonic() < deadline, told()
         time.sleep(0.001)
     return found
 

@@ -19,7 +19,6 @@ import pytest
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
-from tests.releases import keeps_memory_in_use
 
 from .eventually import all_memory_comes_back
 from .flavours import FLAVOURS, AnyClient, AwaitedClient, client_of, url_of
@@ -132,7 +131,6 @@ def stream(client: AnyClient, random: Random) -> Iterator[bool]:
 ON_BOTH: Final = (infer, infer_rows, submit, prepare)
 TURN: Final[dict[str, tuple[Way, ...]]] = {"grpc": (*ON_BOTH, stream), "http": ON_BOTH}
 TEST_COUNT: Final = len(FLAVOURS) + 1
-AIO: Final = [pytest.param(each, marks=keeps_memory_in_use) for each in FLAVOURS[2:]]  # they cancel running calls
 
 
 def called(client: Any, ways: tuple[Callable[[Any, Random], Iterator[bool]], ...], share: int, seed: int) -> Count:
@@ -177,7 +175,7 @@ def share(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.mark.every_flavour
-@pytest.mark.parametrize("flavour", [*FLAVOURS[:2], *AIO])
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_threads_and_tasks_that_share_a_client_get_their_own_answers(
     triton_server: EmbeddedServer, flavour: str, share: int
 ) -> None:
@@ -189,7 +187,6 @@ def test_threads_and_tasks_that_share_a_client_get_their_own_answers(
         assert isinstance(client, AwaitedClient) or client.stats().failures == 0  # a task that is cancelled is one
 
 
-@keeps_memory_in_use
 def test_clients_of_every_kind_at_once_get_their_own_answers(triton_server: EmbeddedServer, share: int) -> None:
     grpc, http = url_of(triton_server, "grpc"), url_of(triton_server, "http")
     with (

@@ -79,6 +79,7 @@ class FakeServer(contextlib.AbstractContextManager["FakeServer"]):
         self.before: Callable[[Order], object] = lambda order: None
         self.after: Callable[[Order], object] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
+        self.version = "2.73.0"
         self._mapped: dict[tuple[str, str], ManagedRegion] = {}
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class FakeServer(contextlib.AbstractContextManager["FakeServer"]):
     def metadata(self, name: str) -> dict[str, Any]:
         """Return what it says of a model's versions, or of itself if the name is empty."""
         if not name:
-            return {"name": "fake", "version": "1.0", "extensions": ["model_repository"]}
+            return {"name": "fake", "version": self.version, "extensions": ["model_repository"]}
         return {"name": self.config(name)["name"], "versions": ["1"]}
 
     def register(self, name: str, key: str, byte_size: int) -> None:

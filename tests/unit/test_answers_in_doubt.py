@@ -59,7 +59,9 @@ def test_a_proxys_answer_over_grpc_says_nothing_of_the_request() -> None:
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
 
 
-def test_memory_that_a_gateway_gave_up_is_not_used_again(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> None:
+@pytest.mark.parametrize("version", ["2.50.0", "2.49.0"])
+def test_memory_given_up_is_not_used_again(monkeypatch: pytest.MonkeyPatch, server: FakeServer, version: str) -> None:
+    server.version = version
     with client_of(server, "http") as client:
         transport = client._driver.transport
         send = transport.send
@@ -73,11 +75,13 @@ def test_memory_that_a_gateway_gave_up_is_not_used_again(monkeypatch: pytest.Mon
             assert error is not None
             raise error
 
+        client.infer("m", {"IN0": X}, path="triton-shm").release()
         with monkeypatch.context() as patch:
             patch.setattr(transport, "send", give_up)
             with pytest.raises(ConnectionLostError):
                 client.infer("m", {"IN0": X}, path="triton-shm")
         result = client.infer("m", {"IN0": X}, path="triton-shm")["OUT0"]
+        assert len(server.registered) == (2 if version == "2.49.0" else 1), "an old one crashes of unregistering"
         server.compute = lambda order, inputs: {"OUT0": inputs["IN0"] * 0 - 1}
         with contextlib.suppress(Exception):  # the memory is not registered any more
             send(late[0], LONG_S)

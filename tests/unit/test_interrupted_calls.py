@@ -59,7 +59,7 @@ def client_of(harness: ModelHarness) -> ShmClient:
 
 def steps(every: int, call: object = None) -> Iterator[int]:
     if call is submit and sys.version_info[:2] == (3, 12):
-        pytest.skip("Python 3.12.1 crashes in a thread beside the one whose bytecodes are traced")
+        pytest.skip("Python 3.12 crashes in a thread beside the one whose bytecodes are traced")
     step = 1
     while step == 1 or INTERRUPTS.where:
         yield step

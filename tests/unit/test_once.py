@@ -217,7 +217,7 @@ def name_in(step: Any) -> str:
 
 def test_each_region_is_unregistered_by_one_call() -> None:
     registrations = Registrations(GrpcCodec())
-    registrations._known = {"a", "b", "c"}
+    registrations.known = {"a", "b", "c"}
     first, second, third = (registrations.drop(keys, math.inf) for keys in ("a", "bc", "abc"))
     sent = [name_in(next(first)), name_in(next(second)), name_in(second.send(None))]
     assert sorted(sent) == ["a", "b", "c"]
@@ -233,7 +233,7 @@ def test_each_region_is_unregistered_by_one_call() -> None:
 def test_a_region_in_use_at_the_server_is_unregistered_later(said: str, is_in_use: bool) -> None:
     """Triton before 24.12 says so."""
     registrations = Registrations(GrpcCodec())
-    registrations._known = {"a"}
+    registrations.known = {"a"}
     dropping = registrations.drop(None, math.inf)
     next(dropping)
     with pytest.raises(StopIteration) as end:
@@ -246,7 +246,7 @@ def test_no_region_is_forgotten_whenever_another_call_gives_it_back() -> None:
     code, number, count = Registrations.drop.__code__, 0, 0
     while count >= number:
         registrations = Registrations(GrpcCodec())
-        registrations._known = {"a", "b"}
+        registrations.known = {"a", "b"}
         other, mine = (registrations.drop(key, math.inf) for key in "ab")
         next(other)
         number, count = number + 1, 0
@@ -270,7 +270,7 @@ def test_no_region_is_forgotten_whenever_another_call_gives_it_back() -> None:
             sys.settrace(before)
         mine.close()
         if count >= number:
-            assert registrations._known | registrations._unwanted == {"a", "b"}, number
+            assert registrations.known | registrations._unwanted == {"a", "b"}, number
     assert number > 10
 
 

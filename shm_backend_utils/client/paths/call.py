@@ -25,7 +25,7 @@ from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..result import Result
 from ..settings import CallSettings
-from ..steps import Steps, offloaded
+from ..steps import Send, Steps, offloaded
 from ..transports.messages import Codec
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "check_sequence_id",
     "is_answer",
+    "is_at_least",
     "output_in",
     "write_inputs",
 ]
@@ -156,6 +157,12 @@ def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: C
 def is_answer(error: BaseException) -> TypeGuard[InferenceError]:
     """Return whether the server itself answered with this error, so that the request is over."""
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
+
+
+def is_at_least(version: tuple[int, int], codec: Codec, deadline: float) -> Steps[bool]:
+    """Return whether the server is of this version of Triton, or newer."""
+    said = codec.as_dict((yield Send(codec.ask("server metadata"), deadline))).get("version")
+    return tuple(int(part) for part in str(said).split(".") if part.isdecimal()) >= version
 
 
 def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:

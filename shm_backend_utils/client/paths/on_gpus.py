@@ -139,16 +139,15 @@ class CallOnGpus(OnGpus):
                 for each in self.named or (None,)
             }
             # Earlier requests' streams may still read results here.
-            others = {each for each in self._region.worked_on if each is None or each not in streams}
+            others = self._region.worked_on - (streams - {None})
             if self.named and not self._has_waited_for_others and others:
                 yield from followed_others(work, others, {each.device for each in self._allocations}, deadline)
             self._region.worked_on |= streams  # the last line replaces the set, when all this work is done
             if any(source.is_strided for source in sources.values()):
                 yield from worked_off(work, deadline)  # a waiting stream has no room for so many single copies
             try:
-                for name, source in sources.items():
-                    if name not in self._lent:
-                        source.put(self._plain_array(self.table.inputs[name], memory))
+                for name in sources.keys() - self._lent.keys():
+                    sources[name].put(self._plain_array(self.table.inputs[name], memory))
                 yield from worked_off(work, deadline)
             except BaseException:
                 marks = work.marks()  # keep the memory while GPUs may still copy from it or to it

@@ -25,7 +25,7 @@ from ..inputs.sources import Source
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
-from .call import Call, InRegion, is_answer, output_in
+from .call import Call, InRegion, is_answer, is_at_least, output_in
 
 __all__ = ["IN_USE", "InlineCall", "RegisteredCall", "Registrations", "no_strings", "unregister_when_free"]
 
@@ -109,41 +109,39 @@ class Registrations:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._known: set[str] = set()
+        self.known: set[str] = set()
+        self.in_doubt: set[str] = set()  # a request that names them got no answer
         self._unwanted: set[str] = set()  # registered but no longer used; drop() takes out the keys that it unregisters
 
     @property
     def is_empty(self) -> bool:
         """Whether the server has no region of this client."""
-        return not (self._known or self._unwanted)
+        return not (self.known or self._unwanted)
 
     def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
         """Register a region, once; MemoryRefusedError if the server cannot open it, or registers no clients' memory."""
         key = region.key
-        if key in self._known:
+        if key in self.known:
             return
         region.is_registered = True
-        self._known.add(key)  # before the request: without an answer, the region may be registered
+        self.known.add(key)  # before the request: without an answer, the region may be registered
         try:
             yield Send(self._codec.register(key, f"/{key}", region.byte_size), deadline)
         except InferenceError as error:
             if not is_answer(error):
                 raise
             if _ALREADY_THERE not in str(error):  # an earlier attempt registered it, but was answered too late
-                self._known.discard(key)
+                self.known.discard(key)
                 region.spoil("refusal")
                 reason = str(error.message()).replace(key, "…")
                 message = f"the server does not register the call's memory: {reason}"
                 raise MemoryRefusedError(message, error.status()) from None
 
-    def forget(self, region: SlotRegion) -> None:
-        self._known.discard(region.key)
-
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
         """Unregister these keys, or all, and earlier calls' leftovers; return whether Triton < 24.12 says "in use"."""
-        registered = self._known.intersection(list(self._known) if keys is None else keys)
+        registered = self.known.intersection(list(self.known) if keys is None else keys)
         self._unwanted |= registered
-        self._known -= registered
+        self.known -= registered
         mine: set[str] = set()
         are_in_use = False
         try:
@@ -151,7 +149,9 @@ class Registrations:
                 mine.update(iter(self._unwanted.pop, None))  # one C call, which no interrupt can split
             for key in list(mine):
                 try:
-                    yield Send(self._codec.unregister(key), deadline)
+                    # Before 24.09, a server unmaps memory that a request uses, and crashes: there, it stays registered.
+                    if key not in self.in_doubt or (yield from is_at_least((2, 50), self._codec, deadline)):
+                        yield Send(self._codec.unregister(key), deadline)
                 except ShmError as error:
                     if not is_answer(error):
                         break
@@ -159,6 +159,7 @@ class Registrations:
                         are_in_use = True
                         continue
                 mine.discard(key)
+                self.in_doubt.discard(key)
         finally:
             self._unwanted.update(mine)
         return are_in_use
@@ -208,6 +209,7 @@ class RegisteredCall(InRegion, Call):
                 answer = yield Send(message, deadline)
             except BaseException as error:
                 if not is_answer(error):
+                    self.registrations.in_doubt.add(self.region.key)
                     self.region.spoil("unfenced")
                 elif _TOO_SMALL in str(error):
                     raise OutputRoomError(
@@ -216,7 +218,7 @@ class RegisteredCall(InRegion, Call):
                     ) from None
                 elif is_first and self._is_unknown(str(error.message())):  # checked first: no model has run
                     is_first = False
-                    self.registrations.forget(self.region)
+                    self.registrations.known.discard(self.region.key)
                     continue
                 raise
         response = self.codec.result(answer)

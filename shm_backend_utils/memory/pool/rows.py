@@ -6,6 +6,7 @@ call holds the block's memory, so that the block goes back to its pool by itself
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Hashable
@@ -66,19 +67,15 @@ class RowBlocks(Generic[Layout]):
     def take(self, key: Hashable) -> Row[Layout] | None:
         """Return a free row of a block that is in use already."""
         with self._lock:
-            for block in self._blocks.get(key, ()):
-                row = block.take()
-                if row is not None:
-                    if row.slot.index:  # a call in the first row may have come alone
-                        self.together = key
-                    return row
-        return None
+            rows = (block.take() for block in self._blocks.get(key, ()))
+            row = next((row for row in rows if row is not None), None)
+            if row is not None and row.slot.index:  # a call in the first row may have come alone
+                self.together = key
+            return row
 
     def begin(self, key: Hashable, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
         """Make a block of a region with as many slots as there are layouts; it lives as long as ``memory``."""
         with self._lock:
-            alive = {
-                each: [block for block in blocks if block.memory() is not None] for each, blocks in self._blocks.items()
-            }
-            self._blocks = {each: blocks for each, blocks in alive.items() if blocks}
+            alive = ((each, [it for it in blocks if it.memory() is not None]) for each, blocks in self._blocks.items())
+            self._blocks = dict(filter(operator.itemgetter(1), alive))
             self._blocks.setdefault(key, []).append(_Block(region, memory, layouts))

@@ -123,7 +123,7 @@ class Interrupts:
             return look
 
         before = sys.gettrace()
-        sys._getframe().f_trace_opcodes = True  # Python 3.12.1 asks for it here, too, or it calls for no bytecode
+        sys._getframe().f_trace_opcodes = True  # else Python 3.12.1 traces no bytecode
         sys.settrace(look)
         try:
             work()

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tests.releases import asks_models_whether_they_are_ready, frees_tensors, knows_its_models, refuses_an_output_twice
+from tests.releases import asks_models_whether_they_are_ready, frees_safely, knows_its_models, refuses_an_output_twice
 from tests.unit.harness.wires import Tensor, Wire, request
 
 CONFIGS = Path(__file__).with_name("completed")
@@ -182,7 +182,7 @@ class Contract:
         answer = wire.send("ModelInfer", request("behaving", X, ["Y"], said))
         assert json.loads(answer.text) == others
 
-    @pytest.mark.parametrize("do", [pytest.param(do, marks=[frees_tensors] * (do == "unknown")) for do in STREAMED])
+    @pytest.mark.parametrize("do", [pytest.param(do, marks=[frees_safely] * (do == "unknown")) for do in STREAMED])
     def test_a_decoupled_model_answers_as_often_as_it_likes_or_fails(self, wire: Wire, do: str) -> None:
         told = wire.stream(request("behaving_stream", X, parameters={"do": do}))
         assert [names for _, names, _ in told] == [names for _, names in STREAMED[do]]

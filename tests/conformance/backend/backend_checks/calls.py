@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import numpy as np
 
-from .expecting import kills_the_server, refused, same, since
+from .expecting import FREES_SAFELY, kills_the_server, refused, same, since
 
 UNKNOWN = "Model {0} - Error when running inference: Request for unknown model: '{0}' is not found"
 WHERE = "Failed to process the request for model 'checks_0_0', message: "
 NOT_KNOWN = f"Failed to check model readiness: {WHERE}Request for unknown model: "
-FREES_TENSORS = "2.73" if sys.version_info[:2] == (3, 12) else "2"  # the stub of 2.51 for 3.12 may die of these
 
 
 def _call(pb_utils: Any, **given: Any) -> Any:
@@ -107,7 +105,7 @@ def check_a_decoupled_model_needs_the_word(pb_utils: Any, request: Any) -> None:
     same(_said(_call(pb_utils, model_name="repeat").exec()), text)
 
 
-@since(FREES_TENSORS)
+@since(FREES_SAFELY)
 def check_responses_of_a_decoupled_model_come_one_by_one_and_again(pb_utils: Any, request: Any) -> None:
     responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
     same(type(responses).__name__, "ResponseIterator")
@@ -118,7 +116,7 @@ def check_responses_of_a_decoupled_model_come_one_by_one_and_again(pb_utils: Any
     assert all(one is other for one, other in zip(first, list(responses), strict=True))
 
 
-@since(FREES_TENSORS)
+@since(FREES_SAFELY)
 def check_asynchronous_calls_need_a_loop_and_come_back(pb_utils: Any, request: Any) -> None:
     async def both() -> Any:
         future = _call(pb_utils).async_exec()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,6 +10,8 @@ _Check = TypeVar("_Check", bound=Callable[..., Any])
 
 NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 """NumPy's names of all types of numbers that Triton has, but for bool."""
+FREES_SAFELY = "2.73" if sys.version_info[:2] == (3, 12) else "2"
+"""The stub of 2.51 for Python 3.12 frees tensors without the GIL, and may die of it."""
 
 
 def since(triton: str) -> Callable[[_Check], _Check]:
