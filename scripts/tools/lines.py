@@ -12,14 +12,14 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_355,
+    "shm_backend_utils": 37_352,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_979,
     "shm_backend_utils/client": 8_666,
     "shm_backend_utils/compat": 1_836,
     "shm_backend_utils/gpu": 3_633,
     "shm_backend_utils/http": 203,
-    "shm_backend_utils/memory": 3_438,
+    "shm_backend_utils/memory": 3_435,
     "shm_backend_utils/model": 5_129,
     "shm_backend_utils/protocol": 1_948,
     "shm_backend_utils/repository": 185,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "scripts": 8_990,
     "scripts/tools/bench": 2_493,
     "tests": 53_475,
-    "docs": 3_500,
+    "docs": 3_499,
 }
 """By folder, or by pattern of files: the most lines."""
 
