@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -63,17 +63,14 @@ def test_a_proxys_answer_over_grpc_says_nothing_of_the_request() -> None:
 def test_memory_given_up_is_not_used_again(monkeypatch: pytest.MonkeyPatch, server: FakeServer, version: str) -> None:
     server.version = version
     with client_of(server, "http") as client:
-        transport = client._driver.transport
-        send = transport.send
+        transport, send = client._driver.transport, client._driver.transport.send
         late: list[Any] = []
 
         def give_up(message: Any, timeout_s: float) -> Any:
             if not message.path.endswith("infer"):
                 return send(message, timeout_s)
             late.append(message)
-            error = Answer(504, {}, b"Gateway Timeout").error("http://localhost")
-            assert error is not None
-            raise error
+            raise cast(Exception, Answer(504, {}, b"Gateway Timeout").error("http://localhost"))
 
         client.infer("m", {"IN0": X}, path="triton-shm").release()
         with monkeypatch.context() as patch:
@@ -86,6 +83,10 @@ def test_memory_given_up_is_not_used_again(monkeypatch: pytest.MonkeyPatch, serv
         with contextlib.suppress(Exception):  # the memory is not registered any more
             send(late[0], LONG_S)
         np.testing.assert_array_equal(result, X * 2)
+        server.before = lambda order: client.close()
+        with contextlib.suppress(Exception):
+            client.infer("m", {"IN0": X}, path="triton-shm")
+        assert len(server.registered) == (2 if version == "2.49.0" else 0), "also during a request"
 
 
 def outcomes(client: ShmClient, count: int = 2, **inputs: Any) -> list[str]:

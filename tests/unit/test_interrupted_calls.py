@@ -236,8 +236,7 @@ def test_a_region_for_which_no_thread_can_be_started_is_gone(pool: SlotPool, mon
         patch.setattr(pool_module, "Repeater", repeat)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             pool.take_granted(pool.request(Need(100), "test"))
-    status = pool.status
-    assert (status.held, status.idle, status.byte_size) == (0, 0, 0)
+    assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, 0, 0)
     take_in_doubt(pool).clear()
     assert pool.status.idle == 1
 

@@ -110,7 +110,7 @@ class Registrations:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self.known: set[str] = set()
-        self.in_doubt: set[str] = set()  # a request that names them got no answer
+        self.in_doubt: set[str] = set()  # a request that names them has no answer
         self._unwanted: set[str] = set()  # registered but no longer used; drop() takes out the keys that it unregisters
 
     @property
@@ -142,8 +142,7 @@ class Registrations:
         registered = self.known.intersection(list(self.known) if keys is None else keys)
         self._unwanted |= registered
         self.known -= registered
-        mine: set[str] = set()
-        are_in_use = False
+        mine, are_in_use = set[str](), False
         try:
             with contextlib.suppress(KeyError):  # pop raises it when the set is empty
                 mine.update(iter(self._unwanted.pop, None))  # one C call, which no interrupt can split
@@ -205,24 +204,26 @@ class RegisteredCall(InRegion, Call):
         message, is_first, answer = self._message(strings), True, None
         while answer is None:
             yield from self.registrations.add(self.region, deadline)
+            self.registrations.in_doubt.add(self.region.key)
             try:
                 answer = yield Send(message, deadline)
             except BaseException as error:
                 if not is_answer(error):
-                    self.registrations.in_doubt.add(self.region.key)
                     self.region.spoil("unfenced")
-                elif _TOO_SMALL in str(error):
+                    raise
+                self.registrations.in_doubt.discard(self.region.key)
+                if _TOO_SMALL in str(error):
                     raise OutputRoomError(
                         f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on "
                         f"the path triton-shm it cannot come back another way: {error}; give a larger hint, or none"
                     ) from None
-                elif is_first and self._is_unknown(str(error.message())):  # checked first: no model has run
+                if is_first and self._is_unknown(str(error.message())):  # checked first: no model has run
                     is_first = False
                     self.registrations.known.discard(self.region.key)
                     continue
                 raise
-        response = self.codec.result(answer)
-        arrays = {}
+        self.registrations.in_doubt.discard(self.region.key)
+        response, arrays = self.codec.result(answer), {}
         for name in self._names:  # no comprehension: its closure would keep the memory in an error's traceback
             arrays[name] = self._output(name, response, memory)
         placed = sum(arrays[name].nbytes for name in self._placed)
@@ -232,8 +233,7 @@ class RegisteredCall(InRegion, Call):
 
     def close(self) -> None:
         super().close()
-        self.memory = np.empty(0, np.uint8)
-        self._strings = {}
+        self.memory, self._strings = np.empty(0, np.uint8), {}
 
     def _is_unknown(self, message: str) -> bool:
         """Return whether the server lacks this region: an error of a model names another region, or says more."""
